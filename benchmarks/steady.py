@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.harness import show
 from cotenant.control.adaptation import Adopted, BatchLatency, Observed, Solve, SolveStep
 from cotenant.control.controller import Controller
+from cotenant.control.controller_built import ControllerBuilt
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
@@ -81,8 +82,7 @@ def case(load: float) -> Case:
 def run(given: Case, workload: Workload, seconds: float, seed: int) -> Outcome:
     """Simulate a case with the controller."""
     problem = given.problem
-    devices = [DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 0)]
-    controller = Controller(devices, {model.name: model.attainment for model in problem.models})
+    controller = ControllerBuilt.of(problem, given.plan).controller()
     adaptation = Adaptation(controller=controller, solver=Replanner(problem))
     report: Report = simulate(
         problem, given.plan, workload, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import show
 from benchmarks.steady import DEVICES, LOAD, STARTUP, Case, case
 from cotenant.control.controller import Controller
+from cotenant.control.controller_built import slo_targets
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
 from cotenant.control.scaling.concurrency import ConcurrencyScaling
 from cotenant.control.scaling.static import StaticScaling
@@ -74,7 +75,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ours(problem: Problem, devices: tuple[DeviceId, ...]) -> ControllerMachine:
-    return Controller(devices, {model.name: model.attainment for model in problem.models})
+    return Controller(devices, slo_targets(problem))
 
 
 def _periodic(policy: Callable[[str], object], period: float) -> Maker:

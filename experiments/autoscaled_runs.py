@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Observed, Roll, RollEnded, Solve, Solved
+from cotenant.control.controller_built import known_devices
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
 from cotenant.control.provider import FixedProvider
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.scaling import ScalingPolicy
-from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import renumber_devices
 from cotenant.core.request import Outcome
@@ -104,7 +104,7 @@ def run_autoscaled(
     the planner's for the problem.
     """
     plan = planner(problem) if first is None else first
-    devices = [DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 0)]
+    devices = known_devices(problem)
     log = _Log(plan, len(devices))
     adaptation = Adaptation(
         controller=PeriodicController(policy, problem, options),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.control.controller import ModelState
+from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.live.metrics import AdaptationReading, LaneReading, ServerCollector, render
 from cotenant.live.statistics import ModelCounts

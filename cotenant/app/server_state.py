@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.config import Settings
-from cotenant.core.identity import DeviceId
+from cotenant.core.identity import decode_identity
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
@@ -146,9 +146,4 @@ def _encode(learnt: Learnt) -> str:
 
 
 def _decode(text: str) -> Learnt:
-    return msgspec.json.decode(text, type=Learnt, dec_hook=_from_builtin)
-
-
-def _from_builtin(kind: type, value: object) -> DeviceId:
-    assert kind is DeviceId
-    return DeviceId.parse(msgspec.convert(value, str))
+    return msgspec.json.decode(text, type=Learnt, dec_hook=decode_identity)

@@ -12,9 +12,9 @@ from rich.markup import escape
 
 from cotenant.cli.loading import write_file
 from cotenant.control.adaptation import Adopted, ControllerCommand, ControllerEvent, Roll, RollEnded, Solve
-from cotenant.control.controller import ControllerOptions, Decision, decisions_since
-from cotenant.control.event_log import ControllerBuilt, controller_line, header_line
-from cotenant.core.identity import DeviceId
+from cotenant.control.controller_built import ControllerBuilt
+from cotenant.control.controller_status import Decision, decisions_since
+from cotenant.control.event_log import controller_line, header_line
 from cotenant.core.plan import Plan
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
@@ -46,9 +46,7 @@ def simulate_adaptive(
     problem: Problem, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int, log: Path | None
 ) -> AdaptiveRun:
     """Simulate with the controller that a server has. log: file for what it heard and said, for `cotenant replay`."""
-    targets = {model.name: model.attainment for model in problem.models}
-    targets |= {application.name: application.attainment for application in problem.applications}
-    built = ControllerBuilt(devices=_devices(problem, plan), targets=targets, options=ControllerOptions())
+    built = ControllerBuilt.of(problem, plan)
     controller = built.controller()
     lines = [header_line(built)]
     decisions: list[Decision] = []
@@ -89,9 +87,3 @@ def adaptive_view(run: AdaptiveRun) -> RenderableType:
     for decision in run.decisions:
         rows.add_row(f"{decision.time:.1f} s", escape(decision.action), escape(decision.reason))
     return Group(report_table(run.report), rows)
-
-
-def _devices(problem: Problem, plan: Plan) -> tuple[DeviceId, ...]:
-    """Return all devices of kinds of which there is a number, and those that the plan uses of others."""
-    there = {DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 0)}
-    return tuple(sorted(there | {device.id for device in plan.devices}))

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from cotenant.cli.loading import read_bytes
+from cotenant.core.identity import decode_identity
 from cotenant.core.model import Model
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import ConfigError, FailedError
@@ -153,13 +154,9 @@ def error_message(response: HttpResponse) -> str:
 
 def fetch_status(address: Address) -> Status:
     try:
-        return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status, dec_hook=_parse_identity)
+        return msgspec.json.decode(fetch(address, "/cotenant/status"), type=Status, dec_hook=decode_identity)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{address} returns something other than a status: {error}") from None
-
-
-def _parse_identity(kind: type[Any], value: Any) -> Any:
-    return kind.parse(value)
 
 
 def model_path(model: str) -> str:

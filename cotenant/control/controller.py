@@ -15,12 +15,9 @@ A plan is made anew for one of these reasons, the first that holds:
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
-
-import msgspec
 
 from cotenant.control.adaptation import (
     Acquire,
@@ -41,86 +38,17 @@ from cotenant.control.adaptation import (
     Solved,
     SolveStep,
 )
-from cotenant.control.attainment_monitor import AttainmentMonitor
-from cotenant.control.rate_monitor import RateEstimate, RateMonitor, RateOptions
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.controller_status import ControllerStatus, Decision, ModelState
+from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.revision import RolloutOutcome
-from cotenant.control.slowdown_monitor import SlowdownMonitor, SlowdownOptions
+from cotenant.control.slowdown_monitor import SlowdownMonitor
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
-MAX_HEADROOM = 2.0  # factor on an estimated rate
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
-
-
-class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Say how quickly a controller follows. Durations are in seconds.
-
-    headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
-    least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
-    idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
-    cooldown: for which rates must be lower before devices are released. fall: part of the planned rates by which they
-    must be lower. retry, longest_retry: after a failure, doubling with each in a row. remeasure: for which batches must
-    be slower than profiled, on a quiet machine, before they are profiled again. quiet: part of the machine that other
-    programs use on a quiet one, at most.
-    """
-
-    headroom: float = 1.2
-    deviations: float = 2.0
-    tolerance: float = 0.02
-    threshold: float = 10.0
-    changed_threshold: float = 2.0
-    idle_rate: float = 1.0
-    settle: float = 1.0
-    cooldown: float = 60.0
-    fall: float = 0.2
-    retry: float = 2.0
-    longest_retry: float = 60.0
-    remeasure: float = 60.0
-    quiet: float = 0.05
-    rates: RateOptions = RateOptions()
-    slowdowns: SlowdownOptions = SlowdownOptions()
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, for people. time: in seconds of the controller's clock. action: what it did or found."""
-
-    time: float
-    action: str
-    reason: str
-
-
-class ModelState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller knows of a model.
-
-    planned: requests/s that its plan was made for, or gives it where no rate was known; sustained: that the plan can
-    serve within the SLO. slowdown: of its batches against their profile and predictor, that the plan counts with.
-    """
-
-    offered: float
-    planned: float
-    sustained: float
-    slowdown: float
-    observed_slowdown: float
-    attainment: float | None
-
-
-class ControllerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """activity: "watching", "solving" or "rolling out", with the reason. short: what cannot be served, in words; empty
-    where all can. observed_slowdown: of all batches of late, against what the plan in force predicts. decisions: the
-    latest, oldest first."""
-
-    activity: str
-    reason: str
-    short: str
-    models: dict[str, ModelState]
-    devices: tuple[DeviceId, ...]
-    launching: dict[str, int]
-    foreign_load: float | None
-    observed_slowdown: float
-    decisions: tuple[Decision, ...]
 
 
 class _Need(NamedTuple):
@@ -136,25 +64,6 @@ class _UnderWay(NamedTuple):
 
     asked: Solve
     solved: Solved
-
-
-class _ModelWatch:
-    """All that is observed of one model."""
-
-    def __init__(self, options: ControllerOptions) -> None:
-        self.rate = RateMonitor(options.rates)
-        self.estimate = RateEstimate(0.0, 0.0, 1.0)
-        self.slowdown = SlowdownMonitor(options.slowdowns)
-        self.attainment = AttainmentMonitor()
-        self.headroom = options.headroom
-        self.peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
-
-    def raise_peak(self, now: float, rate: float, since: float) -> None:
-        while self.peaks and self.peaks[-1][1] <= rate:
-            self.peaks.pop()
-        self.peaks.append((now, rate))
-        while self.peaks[0][0] < since:
-            self.peaks.popleft()
 
 
 class Controller:
@@ -180,7 +89,7 @@ class Controller:
         self._sustained: dict[str, float] = {}
         self._slowdowns: dict[str, float] = {}  # that the plan in force counts with
         self._short = ""
-        self._watches: dict[str, _ModelWatch] = {}
+        self._watches: dict[str, ModelWatch] = {}
         self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
         self._foreign_load: float | None = None
         self._solving: Solve | None = None
@@ -198,7 +107,7 @@ class Controller:
         match event:
             case Observed():
                 self._observe(event, now)
-                commands += self._remeasured(event.seconds, now)
+                commands += self._remeasured(now)
             case Adopted():
                 self._adopt(event, now)
             case Solved():
@@ -218,9 +127,9 @@ class Controller:
 
     # Watching
 
-    def _watch(self, name: str) -> _ModelWatch:
+    def _watch(self, name: str) -> ModelWatch:
         if name not in self._watches:
-            self._watches[name] = _ModelWatch(self.options)
+            self._watches[name] = ModelWatch(self.options)
         return self._watches[name]
 
     def _observe(self, seen: Observed, now: float) -> None:
@@ -230,19 +139,12 @@ class Controller:
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
             watch.estimate = watch.rate.observe(max(seen.offered.get(name, 0), 0), seen.seconds)
-            watch.raise_peak(now, self._demand(watch), now - self.options.cooldown)
+            watch.raise_peak(now, watch.demand, now - self.options.cooldown)
             watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
             watch.attainment.observe(seen.stayed.get(name, 0), seen.within_target.get(name, 0))
-
         self._machine.observe(_total(seen.latencies.values()), seen.seconds)
 
-    def _demand(self, watch: _ModelWatch) -> float:
-        """Requests/s to plan for."""
-        estimate = watch.estimate
-        uncertain = estimate.rate + self.options.deviations * estimate.deviation
-        return max(min(estimate.rate * watch.headroom, 2.0 * estimate.rate), min(uncertain, 2.0 * estimate.rate))
-
-    def _remeasured(self, seconds: float, now: float) -> list[ControllerCommand]:
+    def _remeasured(self, now: float) -> list[ControllerCommand]:
         """Ask for new profiles of models whose batches are slower than profiled, with nothing else to blame."""
         slow = tuple(sorted(name for name, slowdown in self._slowdowns.items() if slowdown > 1.0))
         if not slow or self._foreign_load is None or self._foreign_load > self.options.quiet:
@@ -261,7 +163,7 @@ class Controller:
     def _adopt(self, adopted: Adopted, now: float) -> None:
         plan, rates = adopted.plan, adopted.rates
         # The last rate of a model that is not served any more would stay for ever: nobody offers it to a plan.
-        self._watches = {name: it for name, it in self._watches.items() if name in rates or plan.rate(name)}
+        self._watches = {name: watch for name, watch in self._watches.items() if name in rates or plan.rate(name)}
         self._plan = plan
         self._planned = dict(rates)
         self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
@@ -319,10 +221,13 @@ class Controller:
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
 
-    def _exceeds(self, name: str, watch: _ModelWatch) -> bool:
-        limit = max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
+    def _exceeds(self, name: str, watch: ModelWatch) -> bool:
         threshold = self.options.changed_threshold if watch.estimate.changed else self.options.threshold
-        return watch.estimate.exceeds(limit * (1 + self.options.tolerance), threshold)
+        return watch.estimate.exceeds(self._limit(name) * (1 + self.options.tolerance), threshold)
+
+    def _limit(self, name: str) -> float:
+        """Return the requests/s up to which the plan in force serves a model, or was made for."""
+        return max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
 
     def _drift_matters(self, name: str) -> bool:
         """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
@@ -340,7 +245,7 @@ class Controller:
 
     def _peak(self, name: str) -> float:
         watch = self._watches.get(name)
-        return max(watch.peaks[0][1] if watch is not None and watch.peaks else 0.0, self.options.idle_rate)
+        return max(watch.peak if watch is not None else 0.0, self.options.idle_rate)
 
     def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
         assert self._plan is not None
@@ -349,7 +254,7 @@ class Controller:
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
-            rates={name: max(self._peak(name), self._demand(self._watch(name))) for name in names},
+            rates={name: max(self._peak(name), self._watch(name).demand) for name in names},
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
@@ -500,8 +405,8 @@ class Controller:
         self._decisions.append(Decision(time=now, action=action, reason=reason))
 
     def _describe_excess(self, name: str) -> str:
-        limit = max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
-        return f"{name} is offered {self._watches[name].estimate.rate:.3g}/s, and its plan sustains {limit:.3g}/s"
+        offered = self._watches[name].estimate.rate
+        return f"{name} is offered {offered:.3g}/s, and its plan sustains {self._limit(name):.3g}/s"
 
     def _describe_drift(self, name: str) -> str:
         return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as predicted"
@@ -547,9 +452,3 @@ def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:
     for each in latencies:
         batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
     return BatchLatency(batches, predicted, observed)
-
-
-def decisions_since(decisions: Sequence[Decision], last: Decision | None) -> list[Decision]:
-    """Return those of a controller's decisions that came after one, oldest first; None: all that it remembers."""
-    fresh = itertools.takewhile(lambda decision: decision is not last, reversed(decisions))
-    return list(fresh)[::-1]

@@ -13,22 +13,11 @@ from collections.abc import Iterable
 import msgspec
 
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Roll, Solve
-from cotenant.control.controller import Controller, ControllerOptions
-from cotenant.core.identity import DeviceId
+from cotenant.control.controller import Controller
+from cotenant.control.controller_built import ControllerBuilt
+from cotenant.core.identity import decode_identity
 from cotenant.errors import ConfigError
 from cotenant.runtime.log import DispatcherReplay, decode_line
-
-
-class ControllerBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="controller"):
-    """What a controller is built from; see `Controller`."""
-
-    devices: tuple[DeviceId, ...]
-    targets: dict[str, float]
-    options: ControllerOptions
-
-    def controller(self) -> Controller:
-        """Build it."""
-        return Controller(self.devices, dict(self.targets), self.options)
 
 
 class ControllerLine(msgspec.Struct, frozen=True, kw_only=True, tag="adaptation"):
@@ -53,14 +42,9 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     difference: str = ""
 
 
-def _from_builtin(kind: type, value: object) -> DeviceId:
-    assert kind is DeviceId
-    return DeviceId.parse(msgspec.convert(value, str))
-
-
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decoder: msgspec.json.Decoder[ControllerBuilt | ControllerLine] = msgspec.json.Decoder(
-    ControllerBuilt | ControllerLine, dec_hook=_from_builtin
+    ControllerBuilt | ControllerLine, dec_hook=decode_identity
 )
 
 

@@ -138,3 +138,10 @@ def parse_identity(text: str) -> DeviceId | LaneId:
     if _LANE.fullmatch(text):
         return LaneId.parse(text)
     raise ConfigError(f"{text!r} names neither a device, such as h200-0, nor a lane, such as h200-0/1")
+
+
+def decode_identity(kind: type[Any], value: Any) -> Any:
+    """Read an identity from what `str` has written of it: a `dec_hook` of msgspec, whose `enc_hook` is `str`. Raises
+    ConfigError for text that names none, TypeError for anything else."""
+    assert issubclass(kind, _Identity), kind
+    return kind.parse(value)

@@ -11,12 +11,11 @@ import msgspec
 from cotenant.backends import Backend
 from cotenant.backends.local_provider import LocalProvider
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent
-from cotenant.control.controller import ControllerOptions
-from cotenant.control.event_log import ControllerBuilt, controller_line, header_line
-from cotenant.core.identity import DeviceId
+from cotenant.control.controller_built import ControllerBuilt
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.event_log import controller_line, header_line
 from cotenant.core.plan import Plan
 from cotenant.live.adaptation_driver import AdaptationDriver, Solver, planned_rates
-from cotenant.live.deployment import Deployment
 from cotenant.live.driver import Driver
 from cotenant.live.event_log import EventLog
 from cotenant.live.foreign_load import ForeignLoad
@@ -25,7 +24,6 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import AdaptationStatus, DecisionStatus
-from cotenant.planners import Problem
 
 
 class Learnt(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +71,7 @@ class Adaptation:
     def start(self) -> None:
         """Begin with the deployment in force."""
         _, deployment = self._rollouts.desired
-        built = controller_of(deployment, self._options.controller)
+        built = ControllerBuilt.of(deployment.problem, deployment.plan, self._options.controller)
         if self._log is not None:
             self._log.write(header_line(built))
         self._solver = self._options.solver()
@@ -152,16 +150,3 @@ class Adaptation:
 
 def _cores() -> Iterable[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-
-
-def controller_of(deployment: Deployment, options: ControllerOptions) -> ControllerBuilt:
-    """Return what the controller of a deployment is built from."""
-    problem = deployment.problem
-    targets = {model.name: model.attainment for model in problem.models}
-    targets |= {application.name: application.attainment for application in problem.applications}
-    return ControllerBuilt(devices=tuple(device_ids(problem)), targets=targets, options=options)
-
-
-def device_ids(problem: Problem) -> Iterable[DeviceId]:
-    """Return the devices that a problem's fleet has."""
-    return [DeviceId(kind.name, index) for kind in problem.fleet for index in range(kind.count or 1)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -16,6 +15,7 @@ import msgspec
 
 from cotenant.control.adaptation import (
     Acquire,
+    AcquisitionFailed,
     Adopted,
     ControllerCommand,
     ControllerEvent,
@@ -26,13 +26,15 @@ from cotenant.control.adaptation import (
     Solve,
     Solved,
 )
-from cotenant.control.controller import Controller, Decision, decisions_since
+from cotenant.control.controller import Controller
+from cotenant.control.controller_status import Decision, decisions_since
 from cotenant.control.events import RolloutEnded
 from cotenant.control.provider import DeviceProvider
 from cotenant.control.revision import RolloutOutcome
 from cotenant.live.adaptation_statistics import AdaptationStatistics
 from cotenant.live.deployment import Deployment
 from cotenant.live.driver import Driver
+from cotenant.live.event_pump import EventPump
 from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.observed_counts import ObservedCounts
 from cotenant.live.rollout_driver import RolloutDriver
@@ -92,8 +94,7 @@ class AdaptationDriver:
         self._log = log
         self._period = period
         self._counter = ObservedCounts(driver, observer)
-        self._pending: deque[ControllerEvent] = deque()
-        self._busy = False
+        self._pump = EventPump(self._handle, self._perform, self._failed, clock)
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,25 +122,28 @@ class AdaptationDriver:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def feed(self, event: ControllerEvent) -> None:
-        """Tell the controller, and do what it says. What happens meanwhile waits for its turn."""
-        if not self._running:
-            return
-        self._pending.append(event)
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._pending:
-                event, now = self._pending.popleft(), self._clock()
-                begun = time.perf_counter()
-                commands = self.controller.handle(event, now)
-                self.statistics.decided(event, commands, time.perf_counter() - begun)
-                self._log(now, event, commands)
-                self._log_decisions()
-                for command in commands:
-                    self._perform(command, now)
-        finally:
-            self._busy = False
+        """Tell the controller, and do what it says; see `EventPump`."""
+        if self._running:
+            self._pump.feed(event)
+
+    def _handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:
+        begun = time.perf_counter()
+        commands = self.controller.handle(event, now)
+        self.statistics.decided(event, commands, time.perf_counter() - begun)
+        self._log(now, event, commands)
+        self._log_decisions()
+        return commands
+
+    def _failed(self, command: ControllerCommand, error: Exception) -> None:
+        """Tell the controller of a command that failed, where it waits for what would have come of it."""
+        reason = f"{type(error).__name__}: {error}"
+        match command:
+            case Solve(number=number):
+                self.feed(Solved(number=number, error=reason))
+            case Roll(number=number):
+                self.feed(RollEnded(number=number, outcome=RolloutOutcome.REJECTED, reason=reason))
+            case Acquire(kind=kind, count=count):
+                self.feed(AcquisitionFailed(kind, count, reason))
 
     # Observing
 
@@ -164,8 +168,7 @@ class AdaptationDriver:
         seconds, self._observed_at = now - self._observed_at, now
         if seconds <= 0:
             return
-        seen = self._counter.take()
-        self.feed(msgspec.structs.replace(seen, seconds=seconds, foreign_load=foreign_load))
+        self.feed(msgspec.structs.replace(self._counter.take(seconds), foreign_load=foreign_load))
 
     # What it wants done
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -34,6 +33,7 @@ from cotenant.control.events import (
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.supervisor import LaneState
 from cotenant.core.identity import LaneId
+from cotenant.live.event_pump import EventPump
 from cotenant.live.pool import BatchListener, LaneSetup, Pool
 from cotenant.worker.arena import Arena
 
@@ -88,12 +88,11 @@ class ControlDriver:
         self.keeps: Callable[[LaneId], bool] = lambda lane: False
         self.predicted: Callable[[LaneId], float] = lambda lane: 0.0  # seconds of the batch that the lane runs
         self._clock = clock
-        self._handle = orchestrator.handle
+        # The clock is looked up when it is read: tests in virtual time set another one.
+        self._pump = EventPump(orchestrator.handle, self._perform, self._failed, lambda: self._clock())
         self._supervisor = orchestrator.supervisor
         self._perform_other = perform
         self._backend = backend
-        self._pending: deque[Event] = deque()
-        self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes: set[asyncio.TimerHandle] = set()
 
@@ -102,23 +101,8 @@ class ControlDriver:
         return Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
 
     def feed(self, event: Event) -> None:
-        """Give the orchestrator an event, and carry out its commands. Events that these cause are queued, so that
-        events keep their order. A command that fails is logged, and does not affect the others."""
-        self._pending.append(event)
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._pending:
-                now = self._clock()
-                for command in self._handle(self._pending.popleft(), now):
-                    try:
-                        self._perform(command, now)
-                    except Exception as error:
-                        logger.exception("a command was not carried out: %s", command)
-                        self._failed(command, error)
-        finally:
-            self._busy = False
+        """Give the orchestrator an event, and carry out its commands; see `EventPump`."""
+        self._pump.feed(event)
 
     def _failed(self, command: Command, error: Exception) -> None:
         """Tell the machine of a command that failed, where it waits for what would have come of it."""

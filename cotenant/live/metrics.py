@@ -20,7 +20,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from cotenant import __version__
-from cotenant.control.controller import ModelState
+from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE

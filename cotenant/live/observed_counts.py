@@ -1,28 +1,11 @@
-"""What a controller is told of requests and batches, from what a server counts."""
+"""Read from a server's counters what a controller is told of requests and batches."""
 
 from __future__ import annotations
 
-import msgspec
-
-from cotenant.control.adaptation import BatchLatency, Observed
+from cotenant.control.adaptation import Observed
+from cotenant.control.observed_totals import ModelTotals, ObservedTotals
 from cotenant.live.driver import Driver
 from cotenant.live.serving_observer import ServingObserver
-
-
-class _Totals(msgspec.Struct, frozen=True):
-    """Of one model, since the start."""
-
-    arrived: int = 0
-    ended: int = 0
-    stayed: int = 0
-    within_target: int = 0
-    batches: int = 0
-    predicted: float = 0.0
-    observed: float = 0.0
-
-    def minus(self, before: _Totals) -> _Totals:
-        after, earlier = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
-        return _Totals(*(a - b for a, b in zip(after, earlier, strict=True)))
 
 
 class ObservedCounts:
@@ -31,7 +14,7 @@ class ObservedCounts:
     def __init__(self, driver: Driver, observer: ServingObserver) -> None:
         self._driver = driver
         self._observer = observer
-        self._before: dict[str, _Totals] = {}
+        self._seen = ObservedTotals()
 
     @property
     def late(self) -> int:
@@ -39,29 +22,14 @@ class ObservedCounts:
         ledgers = [counts.ledger for counts in self._observer.models.values()]
         return sum(ledger.stayed - ledger.within_target for ledger in ledgers)
 
-    def take(self) -> Observed:
-        """Return what is new, without its duration and the foreign load."""
-        totals = {name: self._totals(name) for name in self._observer.models}
-        change = {name: total.minus(self._before.get(name, _Totals())) for name, total in totals.items()}
-        self._before = totals
-        return Observed(
-            seconds=0.0,
-            offered={name: each.arrived for name, each in change.items() if each.arrived},
-            stayed={name: each.stayed for name, each in change.items() if each.stayed},
-            within_target={name: each.within_target for name, each in change.items() if each.within_target},
-            # A stage of an application ends more often than callers ask for it.
-            waiting={name: count for name, counts in totals.items() if (count := counts.arrived - counts.ended) > 0},
-            latencies={
-                name: BatchLatency(each.batches, each.predicted, each.observed)
-                for name, each in change.items()
-                if each.batches
-            },
-        )
+    def take(self, seconds: float = 0.0) -> Observed:
+        """Return what is new since the last call, so many seconds ago."""
+        return self._seen.observe({name: self._totals(name) for name in self._observer.models}, seconds)
 
-    def _totals(self, name: str) -> _Totals:
+    def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]
         ledger, lanes = counts.ledger, counts.lanes.values()
-        return _Totals(
+        return ModelTotals(
             arrived=self._driver.arrived[name],
             ended=ledger.arrived,
             stayed=ledger.stayed,

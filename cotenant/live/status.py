@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.control.controller import ModelState
+from cotenant.control.controller_status import ModelState
 from cotenant.control.revision import RolloutDurations, RolloutOutcome
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation

@@ -76,12 +76,10 @@ class Replanner:
         if small is not None:
             return self._answer(solve, *small, there, _counts(small[1]))
         problem, wanted = self._with_headroom(asked, solve)
-        if wanted.unserved or not _fits(wanted, solve):
-            counts = {} if wanted.unserved else _counts(wanted)
-            if there.fleet != asked.fleet:
-                problem, wanted = self._with_headroom(there, solve)
-            return self._answer(solve, SolveStep.REPLAN, wanted, problem, counts or _counts(wanted))
-        return self._answer(solve, SolveStep.REPLAN, wanted, problem, _counts(wanted))
+        counts = {} if wanted.unserved else _counts(wanted)
+        if there.fleet != asked.fleet and (wanted.unserved or not _fits(wanted, solve)):
+            problem, wanted = self._with_headroom(there, solve)
+        return self._answer(solve, SolveStep.REPLAN, wanted, problem, counts or _counts(wanted))
 
     def _filled(self, there: Problem, solve: Solve) -> Plan:
         """Return a plan for the largest multiple of the rates that the devices which are there serve."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from cotenant.core.identity import LaneId
+from cotenant.core.identity import LaneId, decode_identity
 from cotenant.core.request import Request
 from cotenant.errors import ConfigError
 from cotenant.runtime.applications import Applications
@@ -41,11 +42,10 @@ def _to_builtin(value: object) -> object:
     return _RequestFields(*value.fields())
 
 
-def _from_builtin(kind: type, value: object) -> Request | LaneId:
-    if kind is LaneId:
-        return LaneId.parse(msgspec.convert(value, str))
-    assert kind is Request
-    return Request(*msgspec.structs.astuple(msgspec.convert(value, _RequestFields)))
+def _from_builtin(kind: type, value: object) -> Any:
+    if kind is Request:
+        return Request(*msgspec.structs.astuple(msgspec.convert(value, _RequestFields)))
+    return decode_identity(kind, value)
 
 
 encode = msgspec.json.Encoder(enc_hook=_to_builtin).encode

@@ -16,12 +16,10 @@ import msgspec
 from cotenant.control.adaptation import (
     Acquire,
     Adopted,
-    BatchLatency,
     ControllerCommand,
     ControllerEvent,
     DevicesFound,
     DevicesGone,
-    Observed,
     Release,
     Remeasure,
     Roll,
@@ -30,6 +28,7 @@ from cotenant.control.adaptation import (
     Solved,
 )
 from cotenant.control.events import RolloutEnded
+from cotenant.control.observed_totals import ModelTotals, ObservedTotals
 from cotenant.control.provider import DeviceProvider, FixedProvider
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
@@ -78,7 +77,7 @@ class AdaptationDriver:
         self._workers = workers
         self._ledgers = ledgers
         self._until = until
-        self._before: dict[str, _Counts] = {name: _Counts() for name in ledgers}
+        self._seen = ObservedTotals()
         self._seen_at = 0.0
         self._rolls: dict[int, tuple[int, float]] = {}  # revision → number of the `Roll`, and when it began
         self._early: dict[int, RolloutEnded] = {}  # rollouts that ended while they were requested
@@ -102,26 +101,20 @@ class AdaptationDriver:
     def _observe(self, now: float) -> None:
         if now + self._adaptation.period < self._until:
             self._workers.at(now + self._adaptation.period, self._observe)
-        counts = {name: _Counts.of(self.arrived[name], ledger) for name, ledger in self._ledgers.items()}
-        change = {name: counts[name].minus(self._before[name]) for name in counts}
-        waiting = {name: self.arrived[name] - ledger.arrived for name, ledger in self._ledgers.items()}
-        self._before = counts
+        totals = {name: self._totals(name, ledger) for name, ledger in self._ledgers.items()}
         seconds, self._seen_at = now - self._seen_at, now
-        self._feed(
-            Observed(
-                seconds=seconds,
-                offered={name: each.arrived for name, each in change.items() if each.arrived},
-                stayed={name: each.stayed for name, each in change.items() if each.stayed},
-                within_target={name: each.within_target for name, each in change.items() if each.within_target},
-                waiting={name: count for name, count in waiting.items() if count > 0},
-                latencies={
-                    name: BatchLatency(each.batches, each.predicted, each.observed)
-                    for name, each in change.items()
-                    if each.batches
-                },
-                utilisation=self._utilisation(seconds),
-            ),
-            now,
+        seen = self._seen.observe(totals, seconds)
+        self._feed(msgspec.structs.replace(seen, utilisation=self._utilisation(seconds)), now)
+
+    def _totals(self, name: str, ledger: OutcomeLedger) -> ModelTotals:
+        return ModelTotals(
+            arrived=self.arrived[name],
+            ended=ledger.arrived,
+            stayed=ledger.stayed,
+            within_target=ledger.within_target,
+            batches=ledger.batches,
+            predicted=ledger.predicted,
+            observed=ledger.observed,
         )
 
     def _utilisation(self, seconds: float) -> float:
@@ -188,20 +181,3 @@ class AdaptationDriver:
         # Not within the rollout's own event: what follows may be another one.
         answer = RollEnded(number=number, outcome=ended.outcome, reason=ended.reason, seconds=now - since)
         self._workers.at(now, partial(self._feed, answer))
-
-
-class _Counts(msgspec.Struct, frozen=True):
-    arrived: int = 0
-    stayed: int = 0
-    within_target: int = 0
-    batches: int = 0
-    predicted: float = 0.0
-    observed: float = 0.0
-
-    @classmethod
-    def of(cls, arrived: int, ledger: OutcomeLedger) -> _Counts:
-        return cls(arrived, ledger.stayed, ledger.within_target, ledger.batches, ledger.predicted, ledger.observed)
-
-    def minus(self, before: _Counts) -> _Counts:
-        after, earlier = msgspec.structs.astuple(self), msgspec.structs.astuple(before)
-        return _Counts(*(a - b for a, b in zip(after, earlier, strict=True)))

@@ -29,7 +29,8 @@ from cotenant.control.adaptation import (
     Solved,
     SolveStep,
 )
-from cotenant.control.controller import Controller, ControllerOptions
+from cotenant.control.controller import Controller
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan

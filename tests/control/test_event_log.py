@@ -12,8 +12,9 @@ from cotenant.control.adaptation import (
     Solve,
     Solved,
 )
-from cotenant.control.controller import ControllerOptions
-from cotenant.control.event_log import ControllerBuilt, controller_line, header_line, replay
+from cotenant.control.controller_built import ControllerBuilt
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.event_log import controller_line, header_line, replay
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan

@@ -16,8 +16,21 @@ from rich.console import Console
 from cotenant.app.solver import BackgroundSolver
 from cotenant.backends.cpu import Cpu
 from cotenant.cli.status import status_view
-from cotenant.control.adaptation import Acquire, Remeasure, Roll, RollEnded, Solve, Solved
-from cotenant.control.controller import ControllerOptions
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    ControllerCommand,
+    ControllerEvent,
+    DevicesFound,
+    Observed,
+    Release,
+    Remeasure,
+    Roll,
+    RollEnded,
+    Solve,
+    Solved,
+)
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.event_log import replay
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
@@ -188,6 +201,43 @@ def test_fixed_devices_are_refused_and_stale_profiles_are_told(
 
     run(main())
     assert "batches of identity take longer than profiled" in caplog.text
+
+
+def test_command_that_fails_is_told_to_the_controller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server = asking.server
+            assert server._adaptation is not None and server._adaptation._adapting is not None
+            driver, plan = server._adaptation._adapting, server.deployment.plan
+            solve = Solve(number=7, rates={"identity": 20.0}, current=plan, devices=())
+            rolled = Roll(8, plan, {"identity": 20.0}, "now")
+            commands: list[ControllerCommand] = [solve, rolled, Acquire("cpu", 2), Release(())]
+            fed: list[object] = []
+
+            def failing(*_: object, **__: object) -> None:
+                raise RuntimeError("it cannot be done")
+
+            def handle(event: ControllerEvent, now: float) -> list[ControllerCommand]:
+                fed.append(event)
+                return commands if isinstance(event, DevicesFound) else []
+
+            log, driver._log = driver._log, lambda *_: None  # what follows is not of the server's own controller
+            driver.controller.handle = handle  # type: ignore[method-assign]
+            for taker, name in ((driver, "_answered"), (driver._rollouts, "request"), (driver._provider, "handle")):
+                setattr(taker, name, failing)
+            driver.feed(DevicesFound(()))
+            told = [event for event in fed if not isinstance(event, Observed | DevicesFound)]
+            reason = "RuntimeError: it cannot be done"
+            assert told == [
+                Solved(number=7, error=reason),
+                RollEnded(number=8, outcome=RolloutOutcome.REJECTED, reason=reason),
+                AcquisitionFailed("cpu", 2, reason),
+            ]
+            del driver.controller.handle, driver._answered, driver._rollouts.request
+            driver._log = log
+
+    run(main())
+    assert caplog.text.count("a command was not carried out") == 4
 
 
 def test_batches_grow_back_after_a_smaller_plan_and_callers_notice_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,38 @@
+"""How quickly a controller follows."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.control.rate_monitor import RateOptions
+from cotenant.control.slowdown_monitor import SlowdownOptions
+
+
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Say how quickly a controller follows. Durations are in seconds.
+
+    headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
+    least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
+    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
+    idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
+    cooldown: for which rates must be lower before devices are released. fall: part of the planned rates by which they
+    must be lower. retry, longest_retry: after a failure, doubling with each in a row. remeasure: for which batches must
+    be slower than profiled, on a quiet machine, before they are profiled again. quiet: part of the machine that other
+    programs use on a quiet one, at most.
+    """
+
+    headroom: float = 1.2
+    deviations: float = 2.0
+    tolerance: float = 0.02
+    threshold: float = 10.0
+    changed_threshold: float = 2.0
+    idle_rate: float = 1.0
+    settle: float = 1.0
+    cooldown: float = 60.0
+    fall: float = 0.2
+    retry: float = 2.0
+    longest_retry: float = 60.0
+    remeasure: float = 60.0
+    quiet: float = 0.05
+    rates: RateOptions = RateOptions()
+    slowdowns: SlowdownOptions = SlowdownOptions()

@@ -1,0 +1,45 @@
+"""All that a controller observes of one model."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cotenant.control.attainment_monitor import AttainmentMonitor
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.rate_monitor import RateEstimate, RateMonitor
+from cotenant.control.slowdown_monitor import SlowdownMonitor
+
+MAX_HEADROOM = 2.0  # factor on an estimated rate
+
+
+class ModelWatch:
+    """Estimate rate, slowdown and attainment of one model. headroom: factor on its rate that is planned for."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        self.rate = RateMonitor(options.rates)
+        self.estimate = RateEstimate(0.0, 0.0, 1.0)
+        self.slowdown = SlowdownMonitor(options.slowdowns)
+        self.attainment = AttainmentMonitor()
+        self.headroom = options.headroom
+        self._deviations = options.deviations
+        self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
+
+    @property
+    def demand(self) -> float:
+        """The requests/s to plan for."""
+        rate = self.estimate.rate
+        uncertain = rate + self._deviations * self.estimate.deviation
+        return min(max(rate * self.headroom, uncertain), MAX_HEADROOM * rate)
+
+    @property
+    def peak(self) -> float:
+        """The largest rate wanted of late."""
+        return self._peaks[0][1] if self._peaks else 0.0
+
+    def raise_peak(self, now: float, rate: float, since: float) -> None:
+        """Want a rate now; forget those that were wanted before `since`."""
+        while self._peaks and self._peaks[-1][1] <= rate:
+            self._peaks.pop()
+        self._peaks.append((now, rate))
+        while self._peaks[0][0] < since:
+            self._peaks.popleft()
