@@ -55,7 +55,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
     """Measure at each load. flags: of `cotenant serve`, whose plan must be for this problem."""
     assert isinstance(problem.interference, GaussianProcess)
     middle = msgspec.structs.replace(problem, interference=problem.interference.with_quantile(0.5))
-    found = []
+    measured = []
     async with served_process(flags) as (plan, http, _):
         models = [model for model in problem.models if plan.rate(model.name)]
         bodies = await bodies_for(http, models, seed)
@@ -75,7 +75,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
                 own, other = simulated[row.model].p99, median[row.model].p99
                 if row.p99 is None or own is None or other is None:
                     continue
-                found.append(
+                measured.append(
                     Row(
                         load=load,
                         model=row.model,
@@ -86,7 +86,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
                         median=other,
                     )
                 )
-    return found
+    return measured
 
 
 def show(found: Sequence[Row]) -> None:

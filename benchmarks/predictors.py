@@ -35,7 +35,7 @@ Runs = Sequence[tuple[Load, tuple[Load, ...]]]
 
 def made_profiles(rng: np.random.Generator) -> Profiles:
     """Return profiles of six synthetic models."""
-    found = {}
+    profiles = {}
     for i in range(6):
         fixed, work, use = 10 ** rng.uniform(-3, -2), 10 ** rng.uniform(-3.5, -2.5), rng.uniform(5, 60, 2)
         points = [
@@ -49,8 +49,8 @@ def made_profiles(rng: np.random.Generator) -> Profiles:
             for share in SHARES
             for batch in BATCHES
         ]
-        found[f"m{i}", "k"] = Profile(f"m{i}", "k", points)
-    return found
+        profiles[f"m{i}", "k"] = Profile(f"m{i}", "k", points)
+    return profiles
 
 
 def made_samples(profiles: Profiles, count: int, rng: np.random.Generator) -> list[Sample]:
@@ -67,12 +67,12 @@ def made_samples(profiles: Profiles, count: int, rng: np.random.Generator) -> li
 def made_runs(profiles: Profiles, count: int, batches: Sequence[int], rng: np.random.Generator) -> Runs:
     """Return random pairs of loads."""
     names = [model for model, _ in profiles]
-    found = []
+    runs = []
     for _ in range(count):
         victim, colocated = rng.choice(names, 2).tolist()
         (one, other), share = rng.choice(batches, 2).tolist(), int(rng.choice(SHARES))
-        found.append((Load(victim, "k", one, share), (Load(colocated, "k", other, 1000 - share),)))
-    return found
+        runs.append((Load(victim, "k", one, share), (Load(colocated, "k", other, 1000 - share),)))
+    return runs
 
 
 def microseconds(predict: Callable[[Load, Sequence[Load]], float], runs: Runs) -> float:

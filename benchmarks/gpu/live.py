@@ -60,7 +60,7 @@ MIN_SECONDS = 20.0  # seconds that starting workers and one run take at least
 
 def run(session: Session, models: Mapping[str, ServableModel]) -> None:
     path = session.out / "live.json"
-    found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    results: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     for place, name in enumerate(session.backends):
         known = profiles.read(session.out / f"profiles-{name}.csv")
         if missing := sorted(models.keys() - known):
@@ -72,14 +72,14 @@ def run(session: Session, models: Mapping[str, ServableModel]) -> None:
         with session.backend(name) as backend, tempfile.TemporaryDirectory() as folder:
             if backend is None:
                 continue
-            result = found[name] = {}
+            result = results[name] = {}
             with Path(folder, "events.jsonl").open("wb") as log:
                 try:
                     uvloop.run(_served(session, name, sorted(models.keys() & known), backend, result, log, rest))
                 except CotenantError as error:
                     session.lacks(f"{name}: {error}")
                 finally:
-                    session.write(path.name, msgspec.json.format(msgspec.json.encode(found), indent=1))
+                    session.write(path.name, msgspec.json.format(msgspec.json.encode(results), indent=1))
 
 
 async def _served(
@@ -201,14 +201,14 @@ class _LoadedServer:
 
     def _placed(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Copy tensors to memory shared with workers, as a front end would."""
-        found = []
+        placed = []
         for tensor in tensors:
             block = self._server.allocate(len(tensor.data))
             if block is not None:
                 block.view[:] = tensor.data
                 tensor = msgspec.structs.replace(tensor, data=block.view, block=block)
-            found.append(tensor)
-        return tuple(found)
+            placed.append(tensor)
+        return tuple(placed)
 
     async def compare(self, deployment: Deployment) -> list[dict[str, Any]]:
         """Run each load live, then simulate it twice.

@@ -119,15 +119,15 @@ def _watched(session: Session) -> Iterator[Callable[[], dict[str, float]]]:
         yield dict
         return
     uuid, ended = nvidia.select_gpus(nvidia.list_gpus())[0].uuid, threading.Event()
-    found: list[nvidia.GpuReading] = []
+    readings: list[nvidia.GpuReading] = []
 
     def look() -> None:
         with suppress(DeviceError):  # a lost GPU is reported by what runs on it
             while not ended.wait(LOOK):
-                found.append(nvidia.gpu_reading(uuid))
+                readings.append(nvidia.gpu_reading(uuid))
 
     def taken() -> dict[str, float]:
-        some, found[:] = list(found) or [nvidia.gpu_reading(uuid)], []
+        some, readings[:] = list(readings) or [nvidia.gpu_reading(uuid)], []
         columns: dict[str, list[float]] = {
             "power_w": [it.power for it in some if it.power is not None],
             "clock_mhz": [it.clock for it in some if it.clock is not None],

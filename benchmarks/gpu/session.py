@@ -130,7 +130,7 @@ class Session:
 
     def provenance(self, stages: Iterable[int]) -> dict[str, Any]:
         """Describe machine, software and command of this run."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join([Path(sys.executable).name, "-m", "benchmarks.gpu", *sys.argv[1:]]),
             "stages": list(stages),
@@ -141,9 +141,9 @@ class Session:
             "packages": {name: known for name in PACKAGES if (known := _version(name))},
         }
         if not self.cpu:
-            found["driver"], found["cuda"] = nvidia.driver_version()
-            found["gpus"] = msgspec.to_builtins(nvidia.list_gpus())
-        return found
+            fields["driver"], fields["cuda"] = nvidia.driver_version()
+            fields["gpus"] = msgspec.to_builtins(nvidia.list_gpus())
+        return fields
 
 
 def first(backend: Backend) -> Kind:

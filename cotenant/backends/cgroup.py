@@ -25,13 +25,13 @@ class Cgroup:
 
     def limits(self, v1: str, v2: str) -> list[str]:
         """Read a file, by its name in either version, in this cgroup and all above."""
-        found = []
+        texts = []
         for folder in (self.folder, *self.folder.parents):
             with contextlib.suppress(OSError):
-                found.append((folder / (v1 if self.version == 1 else v2)).read_text())
+                texts.append((folder / (v1 if self.version == 1 else v2)).read_text())
             if folder == self._mount:
                 break
-        return found
+        return texts
 
 
 def own_cgroup(controller: str) -> Cgroup | None:

@@ -164,14 +164,14 @@ def _end(watch: nvidia.DeviceWatch, parts: dict[DeviceId, list[_Part]]) -> None:
 
 def _free(gpu: Gpu) -> list[_Part]:
     """Return the instances without processes."""
-    found = []
+    free = []
     for each in gpu.instances:
         if others := nvidia.gpu_processes(each.uuid):
             other, name = others[0], others[0].name or "a process"
             logger.warning("%s of %s is left out: %s (%d) computes there", each.profile, gpu.uuid, name, other.pid)
         else:
-            found.append(_Part(each.uuid, each.profile, each.share, each.memory, set()))
-    return found
+            free.append(_Part(each.uuid, each.profile, each.share, each.memory, set()))
+    return free
 
 
 def _geometry(gpu: Gpu, parts: Iterable[_Part]) -> str:
@@ -200,10 +200,10 @@ def _offered(nvml: Any, handle: Any) -> dict[int, Any]:
     """Return the instance profiles that can be created, by share; of each share that with the least memory."""
     infos = [info for info in nvidia.mig_profiles(nvml, handle) if _name(info)]
     slices = max((info.sliceCount for info in infos), default=1)
-    found: dict[int, Any] = {}
+    profiles: dict[int, Any] = {}
     for info in sorted(infos, key=lambda info: info.memorySizeMB):
-        found.setdefault(WHOLE * info.sliceCount // slices, info)
-    return found
+        profiles.setdefault(WHOLE * info.sliceCount // slices, info)
+    return profiles
 
 
 def _placements(nvml: Any, handle: Any, info: Any) -> list[Any]:

@@ -136,10 +136,10 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
 
         oracle = planner.rank_by_measurement(self.target, self.runs, self.profiles, self.by)
         seen = [value for colocated in self.sets if (value := oracle(colocated)) is not None]
-        found = []
+        options = []
         for choice in planner.rank_sets(self.sets, self._worth(policy)):
             measured = oracle(choice.colocated)
-            found.append(
+            options.append(
                 ColocateOption(
                     policy=policy,
                     colocated=[_written(load) for load in choice.colocated],
@@ -148,27 +148,29 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
                     of_best=None if measured is None else measured / max(seen),
                 )
             )
-        if not found:
+        if not options:
             raise ConfigError(
                 "--samples: no run of the target co-located with these candidates was measured; oracle needs one"
             )
-        return found
+        return options
 
     def compared(self) -> list[ColocateOption]:
         """Return the first choice of each policy that has the data it needs, and the best rule's where measured."""
         from cotenant.errors import PlanError
 
-        found = []
+        firsts = []
         for policy in ("oracle", "predicted", "kace", "memcap", "sm", "mem", "random"):
             try:
-                found.append(self.options(policy)[0])
+                firsts.append(self.options(policy)[0])
             except (ConfigError, PlanError) as error:
                 print_labelled("left out:", f"{policy}: {error}")
-        rules = [option for option in found if option.policy in ("memcap", "sm", "mem") and option.measured is not None]
+        rules = [
+            option for option in firsts if option.policy in ("memcap", "sm", "mem") and option.measured is not None
+        ]
         if rules:
             best = max(rules, key=lambda option: option.measured or 0.0)
-            found.append(msgspec.structs.replace(best, policy="best rule"))
-        return found
+            firsts.append(msgspec.structs.replace(best, policy="best rule"))
+        return firsts
 
     def view(self, options: Sequence[ColocateOption], *, compare: bool) -> Table:
         from cotenant.planners.colocate import RULES
@@ -237,14 +239,14 @@ def parse_load(text: str, profiles: Profiles, colocated: int) -> Load:
     """Parse MODEL[:BATCH][@SHARE%]. Defaults: the largest batch, and an equal part or the least share measured."""
     from cotenant.predictors import Load
 
-    found = re.fullmatch(r"\s*([^:@]+)(?::(\d+))?(?:@(\d+(?:\.\d+)?)%?)?\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*([^:@]+)(?::(\d+))?(?:@(\d+(?:\.\d+)?)%?)?\s*", text)
+    if match is None:
         raise ConfigError(f"{text!r} is not MODEL[:BATCH][@SHARE%]; write it as resnet50:8@50%")
-    profile = next((each for (model, _), each in profiles.items() if model == found[1].strip()), None)
+    profile = next((each for (model, _), each in profiles.items() if model == match[1].strip()), None)
     if profile is None:
-        raise ConfigError(f"model {found[1]!r} has no profile; there are {', '.join(sorted(m for m, _ in profiles))}")
-    batch = int(found[2]) if found[2] else profile.max_batch
-    share = round(float(found[3]) * 10) if found[3] else max(WHOLE // (1 + colocated), profile.shares[0])
+        raise ConfigError(f"model {match[1]!r} has no profile; there are {', '.join(sorted(m for m, _ in profiles))}")
+    batch = int(match[2]) if match[2] else profile.max_batch
+    share = round(float(match[3]) * 10) if match[3] else max(WHOLE // (1 + colocated), profile.shares[0])
     if not 1 <= batch <= profile.max_batch:
         raise ConfigError(f"{text!r}: a batch of {batch} is not one from 1 to {profile.max_batch}, as measured")
     if not profile.shares[0] <= share <= WHOLE:

@@ -85,10 +85,10 @@ def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profile
     read = read_samples_file(Path(samples))
     if not profiles:
         raise ConfigError(f"{samples}: give the models' profiles with --profiles; predictors learn from them, too")
-    found: dict[tuple[str, str], Any] = {}
+    known: dict[tuple[str, str], Any] = {}
     for path in profiles:
-        found |= read_profiles_file(path)
-    return read, found
+        known |= read_profiles_file(path)
+    return read, known
 
 
 def _fit(
@@ -137,7 +137,7 @@ def _report(
 
 def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample]) -> RenderableType:
     kind = samples[0].victim.kind
-    found: list[RenderableType] = []
+    parts: list[RenderableType] = []
     for what in dict.fromkeys(verdict.held_out for verdict in verdicts):
         rows = table(
             f"error in % of {len(samples)} slowdowns on {kind}; held out: {what}",
@@ -168,10 +168,10 @@ def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample
                 "-" if verdict.coverage is None else f"{verdict.coverage:.1f} %",
                 "-" if verdict.fit_s is None else f"{verdict.fit_s:.2g} s",
             )
-        found.append(rows)
-        found += [Text(f"{verdict.predictor}: {verdict.failed}", style="dim") for verdict in mine if verdict.failed]
-        found.append(Text())
-    return Group(*found[:-1])
+        parts.append(rows)
+        parts += [Text(f"{verdict.predictor}: {verdict.failed}", style="dim") for verdict in mine if verdict.failed]
+        parts.append(Text())
+    return Group(*parts[:-1])
 
 
 def save_verdicts(verdicts: Sequence[PredictionErrors], path: Path) -> None:

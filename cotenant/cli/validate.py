@@ -247,7 +247,7 @@ class OutsideTime(msgspec.Struct, frozen=True):
 
 def outside_time(report: Report, seen: Observations) -> dict[str, OutsideTime]:
     """Return the time outside by model, of those with answers. With few requests the p99 is taken as the mean."""
-    found = {}
+    times = {}
     for row in report.models:
         inside = seen.requests.get(row.model)
         if not inside or row.mean is None or row.p50 is None or row.p99 is None:
@@ -255,8 +255,8 @@ def outside_time(report: Report, seen: Observations) -> dict[str, OutsideTime]:
         mean = max(0.0, row.mean - statistics.fmean(inside))
         p50, p99 = np.quantile(inside, (0.5, 0.99)).tolist()
         last = max(0.0, row.p99 - p99) if len(inside) >= MIN_REQUESTS else mean
-        found[row.model] = OutsideTime(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
-    return found
+        times[row.model] = OutsideTime(mean=mean, p50=max(0.0, row.p50 - p50), p99=last)
+    return times
 
 
 def _without_outside_time(problem: Problem, outside: Mapping[str, OutsideTime]) -> Problem:

@@ -78,14 +78,14 @@ def slo_of(problem: Problem, name: str) -> Model | Application:
 def overlong_paths(plan: Plan, problem: Problem) -> list[tuple[str, float, float]]:
     """Return applications whose budgets exceed the target on some path: name, the longest path (0: the plan has no
     budgets for it) and the target, in seconds."""
-    found = []
+    overlong = []
     for application in problem.applications:
         seconds = plan.split.get(application.name, {})
         whole = seconds.keys() == application.visits.keys() and min(seconds.values()) > 0
         length = application.length(seconds) if whole else 0.0
         if not 0 < length <= application.slo * (1 + SLO_TOLERANCE):
-            found.append((application.name, length, application.slo))
-    return found
+            overlong.append((application.name, length, application.slo))
+    return overlong
 
 
 def carried_rates(plan: Plan, problem: Problem) -> dict[str, float]:

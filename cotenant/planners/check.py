@@ -75,64 +75,69 @@ def check(plan: Plan, problem: Problem) -> list[Violation]:
             for name, length, slo in overlong_paths(plan, problem)
         ]
         return split or check(plan, without_applications(problem, plan.split))
-    found = _fleet(plan, problem)
+    violations = _fleet_violations(plan, problem)
     kinds = {kind.name: kind for kind in problem.fleet}
     for device in plan.devices:
         if device.kind in kinds:
-            found += _device(device, problem)
-    return found + _rates(plan, problem)
+            violations += _device_violations(device, problem)
+    return violations + _rate_violations(plan, problem)
 
 
-def _fleet(plan: Plan, problem: Problem) -> list[Violation]:
-    found = []
+def _fleet_violations(plan: Plan, problem: Problem) -> list[Violation]:
+    violations = []
     kinds = {kind.name: kind for kind in problem.fleet}
     for name, used in Counter(device.kind for device in plan.devices).items():
         if name not in kinds:
-            found.append(Violation("kind", name))
+            violations.append(Violation("kind", name))
             continue
         count = kinds[name].count
         if count is not None and used > count:
-            found.append(Violation("count", name, used, count))
+            violations.append(Violation("count", name, used, count))
     for device_id, times in Counter(device.id for device in plan.devices).items():
         if times > 1:
-            found.append(Violation("id", str(device_id), times, 1))
-    return found
+            violations.append(Violation("id", str(device_id), times, 1))
+    return violations
 
 
-def _device(device: Device, problem: Problem) -> list[Violation]:
-    found = []
+def _device_violations(device: Device, problem: Problem) -> list[Violation]:
+    violations = []
     kind = problem.kind(device.kind)
     name = str(device.id)
     if kind.max_partitions is not None and len(device.partitions) > kind.max_partitions:
-        found.append(Violation("partitions", name, len(device.partitions), kind.max_partitions))
+        violations.append(Violation("partitions", name, len(device.partitions), kind.max_partitions))
     if device.free < 0:
-        found.append(Violation("sum", name, WHOLE - device.free, WHOLE))
+        violations.append(Violation("sum", name, WHOLE - device.free, WHOLE))
     needs = []
     for slot, partition in enumerate(device.partitions):
         where = f"{name}/{slot}"
         if partition.share not in kind.cuts:
             nearest = min(kind.cuts, key=lambda cut: abs(cut - partition.share))
-            found.append(Violation("cut", where, partition.share, nearest))
+            violations.append(Violation("cut", where, partition.share, nearest))
         for model, times in Counter(placement.model for placement in partition.placements).items():
             if times > 1:
-                found.append(Violation("twice", f"{where} {model}", times, 1))
-        known = [_placement(placement, partition, where, device.kind, problem) for placement in partition.placements]
+                violations.append(Violation("twice", f"{where} {model}", times, 1))
+        known = [
+            _placement_violations(placement, partition, where, device.kind, problem)
+            for placement in partition.placements
+        ]
         faults = [fault for faults in known for fault in faults]
-        found += faults
+        violations += faults
         if not faults:
             colocated = [other for i, other in enumerate(device.partitions) if i != slot]
-            found += _round(partition, colocated, where, device.kind, problem)
+            violations += _cycle_violations(partition, colocated, where, device.kind, problem)
         workers = sum(p.procs * footprint(problem, device.kind, p.model, p.batch) for p in partition.placements)
         needs.append((partition.share, workers))
     if kind.geometry is not None and mig.placements_fit(kind.geometry, needs) is None:
-        found.append(Violation("geometry", name))
+        violations.append(Violation("geometry", name))
     memory = sum(workers for _, workers in needs)
     if memory > kind.memory:
-        found.append(Violation("memory", name, memory, kind.memory))
-    return found
+        violations.append(Violation("memory", name, memory, kind.memory))
+    return violations
 
 
-def _placement(placement: Placement, partition: Partition, where: str, kind: str, problem: Problem) -> list[Violation]:
+def _placement_violations(
+    placement: Placement, partition: Partition, where: str, kind: str, problem: Problem
+) -> list[Violation]:
     """Return what is invalid about a placement, so that its round cannot be computed."""
     where = f"{where} {placement.model}"
     model = next((model for model in problem.models if model.name == placement.model), None)
@@ -151,10 +156,10 @@ def _placement(placement: Placement, partition: Partition, where: str, kind: str
     return []
 
 
-def _round(
+def _cycle_violations(
     partition: Partition, colocated: list[Partition], where: str, kind: str, problem: Problem
 ) -> list[Violation]:
-    found = []
+    violations = []
     beside = [_loads(neighbour, kind) for neighbour in colocated]
     latencies = []
     for placement, load in zip(partition.placements, _loads(partition, kind), strict=True):
@@ -167,24 +172,24 @@ def _round(
         slo = problem.model(placement.model).slo
         carries = placement.procs * placement.batch / length
         if placement.rate > carries * (1 + CHECK_TOLERANCE):
-            found.append(Violation("keeps up", here, placement.rate, carries))
+            violations.append(Violation("keeps up", here, placement.rate, carries))
         if length + latency > slo * (1 + CHECK_TOLERANCE):
-            found.append(Violation("worst case", here, length + latency, slo))
+            violations.append(Violation("worst case", here, length + latency, slo))
         if abs(placement.latency - latency) > latency * CHECK_TOLERANCE:
-            found.append(Violation("latency", here, placement.latency, latency))
+            violations.append(Violation("latency", here, placement.latency, latency))
         if abs(placement.duty - length) > length * CHECK_TOLERANCE:
-            found.append(Violation("duty", here, placement.duty, length))
-    return found
+            violations.append(Violation("duty", here, placement.duty, length))
+    return violations
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:
     return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
 
 
-def _rates(plan: Plan, problem: Problem) -> list[Violation]:
+def _rate_violations(plan: Plan, problem: Problem) -> list[Violation]:
     """Check that served plus unserved is the problem's rate, or the multiple of it that the plan serves where that is
     more."""
-    found = []
+    violations = []
     carried = plan.rates()
     served = {name: carried.get(name, 0.0) for name in problem.rates}
     for name, asked in problem.rates.items():
@@ -192,9 +197,9 @@ def _rates(plan: Plan, problem: Problem) -> list[Violation]:
         unserved = plan.unserved.get(name, 0.0)
         total = served[name] + unserved
         if not unserved >= 0 or abs(total - asked) > asked * CHECK_TOLERANCE:
-            found.append(Violation("served", name, total, asked))
-    found += [Violation("model", name) for name in plan.unserved if name not in problem.rates]
+            violations.append(Violation("served", name, total, asked))
+    violations += [Violation("model", name) for name in plan.unserved if name not in problem.rates]
     scale = min([served[name] / asked for name, asked in problem.rates.items() if asked], default=1.0)
     if abs(plan.scale - scale) > scale * CHECK_TOLERANCE:
-        found.append(Violation("scale", plan.planner, plan.scale, scale))
-    return found
+        violations.append(Violation("scale", plan.planner, plan.scale, scale))
+    return violations

@@ -35,12 +35,14 @@ EVERY_5 = tuple(range(50, 1001, 50))
 
 def contract_violations(plan: Plan, problem: Problem) -> list[str]:
     """Return how a plan violates the contract, in words; [] where it does not."""
-    found = [str(violation) for violation in check(plan, problem)]
+    violations = [str(violation) for violation in check(plan, problem)]
     if not any(problem.rates.values()) and plan.devices:
-        found.append(f"nothing is asked for, and {plan.devices_used} devices are used")
-    if not found:
-        found += [f"read from its file: {violation}" for violation in check(Plan.from_json(plan.to_json()), problem)]
-    return found + _disproved_bound(plan)
+        violations.append(f"nothing is asked for, and {plan.devices_used} devices are used")
+    if not violations:
+        violations += [
+            f"read from its file: {violation}" for violation in check(Plan.from_json(plan.to_json()), problem)
+        ]
+    return violations + _disproved_bound(plan)
 
 
 def _disproved_bound(plan: Plan) -> list[str]:

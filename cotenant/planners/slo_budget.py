@@ -62,11 +62,13 @@ def budget_levels(problem: Problem, model: str, slower: float = 1.0) -> list[Bud
         for rows, seconds in enumerate(latency_curve(problem, model, kind.name, share), 1)
         if 2 * slower * seconds <= limit
     ]
-    found: list[BudgetLevel] = []
+    levels: list[BudgetLevel] = []
     for level in sorted(points, key=lambda point: (point.needs, point.costs)):
-        if not found or level.costs < found[-1].costs * (1 - COST_TOLERANCE):
-            found.append(level)
-    return found if len(found) <= MAX_LEVELS else [found[round(i)] for i in np.linspace(0, len(found) - 1, MAX_LEVELS)]
+        if not levels or level.costs < levels[-1].costs * (1 - COST_TOLERANCE):
+            levels.append(level)
+    return (
+        levels if len(levels) <= MAX_LEVELS else [levels[round(i)] for i in np.linspace(0, len(levels) - 1, MAX_LEVELS)]
+    )
 
 
 def split_slo_budgets(planner: Planner, problem: Problem) -> Split:
@@ -133,14 +135,14 @@ def bound_of(planner: Planner, problem: Problem) -> float | None:
 
 def loosest_budgets(problem: Problem) -> Split:
     """Return the largest budget of each stage in any split that serves all models. It is not a split itself."""
-    found = {}
+    budgets = {}
     for application in problem.applications:
         least = {stage.name: budget_levels(problem, stage.model)[0].needs for stage in application.stages}
         ends, rest = application.finish_times(least), application.remainder(least)
-        found[application.name] = {
+        budgets[application.name] = {
             name: application.slo - (ends[name] - least[name]) - rest[name] for name in application.visits
         }
-    return found
+    return budgets
 
 
 def _near(problem: Problem, split: Split) -> Iterator[Split]:
@@ -157,7 +159,7 @@ def _near(problem: Problem, split: Split) -> Iterator[Split]:
 
 def candidate_budgets(problem: Problem) -> list[Split]:
     """Return distinct splits to compare, one for each assumed slowdown. Raises PlanError where no split is feasible."""
-    found: list[Split] = []
+    splits: list[Split] = []
     for slower in ASSUMED_SLOWDOWNS:
         chosen = _cheapest(problem, slower)
         if chosen is not None:
@@ -167,11 +169,11 @@ def candidate_budgets(problem: Problem) -> list[Split]:
                 )
                 for application in problem.applications
             }
-            if split not in found:
-                found.append(split)
-    if not found:
+            if split not in splits:
+                splits.append(split)
+    if not splits:
         raise PlanError(_hopeless(problem))
-    return found
+    return splits
 
 
 def _cheapest(problem: Problem, slower: float) -> dict[str, float] | None:
@@ -245,8 +247,8 @@ def stretched_budget(application: Application, seconds: Mapping[str, float]) -> 
     All are stretched by the same factor first, then each by what its paths have left.
     """
     factor = application.slo / application.length(seconds)
-    found = {name: value * factor for name, value in seconds.items()}
+    budgets = {name: value * factor for name, value in seconds.items()}
     for stage in application.order:
-        ends, rest = application.finish_times(found), application.remainder(found)
-        found[stage.name] += max(0.0, application.slo - ends[stage.name] - rest[stage.name])
-    return found
+        ends, rest = application.finish_times(budgets), application.remainder(budgets)
+        budgets[stage.name] += max(0.0, application.slo - ends[stage.name] - rest[stage.name])
+    return budgets

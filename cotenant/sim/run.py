@@ -226,7 +226,7 @@ def _stands(plan: Plan, problem: Problem) -> None:
 def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Key, BatchTimes | RecordedBatches]:
     """Return the true latencies of batches by lane and model. The ratio to planned latencies, and the variance, are
     those of the largest batch, which matters most under load."""
-    found: dict[Key, BatchTimes | RecordedBatches] = {}
+    batch_times: dict[Key, BatchTimes | RecordedBatches] = {}
     for name, lane in lanes.items():
         kind, share = lane.device.kind, lane.partition.share
         others = list(lane.device.partitions)
@@ -239,8 +239,8 @@ def _really(lanes: Mapping[LaneId, LaneAssignment], problem: Problem) -> dict[Ke
             slower = takes / placement.latency
             latencies = tuple(seconds * slower for seconds in spec.latencies)
             nearest = profile.nearest(placement.batch, share)
-            found[name, placement.model] = BatchTimes(latencies, Noise.of(nearest.features, nearest.latency))
-    return found
+            batch_times[name, placement.model] = BatchTimes(latencies, Noise.of(nearest.features, nearest.latency))
+    return batch_times
 
 
 def _profiled(lane: LaneAssignment, problem: Problem) -> float:

@@ -82,13 +82,13 @@ def _run(sample: Sample) -> Run:
 
 def _older() -> dict[Run, float]:
     """Return co-located latencies in seconds from the older files."""
-    found = {}
+    latencies = {}
     for victim in ("resnet50", "vgg19"):
         for place, line in lines(f"{SOURCE}/{victim}_with_interference.csv"):
             model, batch, share, other, other_batch, _, _, _, latency, _ = _cells(place, line, 10)
             b, p, n, seconds = numbers(place, batch, share, other_batch, latency)
-            found[model, int(b), round(p * 10), other, int(n)] = seconds
-    return found
+            latencies[model, int(b), round(p * 10), other, int(n)] = seconds
+    return latencies
 
 
 def _cells(place: str, line: str, count: int) -> list[str]:

@@ -50,12 +50,12 @@ def memory() -> dict[str, int]:
 
 def utilisation() -> dict[str, dict[int, Utilisation]]:
     """Return utilisation by model and batch, on the whole device."""
-    found: dict[str, dict[int, Utilisation]] = defaultdict(dict)
+    by_model: dict[str, dict[int, Utilisation]] = defaultdict(dict)
     places, texts = zip(*lines(f"{SOURCE}/{KIND}/UTIL.CSV"), strict=True)
     for place, row in zip(places[1:], csv.DictReader(texts), strict=True):
         batch, l2, dram = numbers(place, row["batch"], row["l2_util(%)"], row["mem_util(%)"])
-        found[row["bench"]][int(batch)] = Utilisation(l2 / 100, dram / 100)
-    return dict(found)
+        by_model[row["bench"]][int(batch)] = Utilisation(l2 / 100, dram / 100)
+    return dict(by_model)
 
 
 def coefficients() -> Coefficients:

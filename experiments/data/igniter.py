@@ -25,11 +25,11 @@ BANDWIDTH = "bandwidth"
 
 def config() -> dict[str, dict[str, Any]]:
     """Return the measurements by "hardware" or model."""
-    found: dict[str, dict[str, Any]] = {}
+    measurements: dict[str, dict[str, Any]] = {}
     for _, line in lines(SOURCE):
         for subject, entries in msgspec.json.decode(line, type=dict[str, dict[str, Any]]).items():
-            found.setdefault(subject, {}).update(entries)
-    return found
+            measurements.setdefault(subject, {}).update(entries)
+    return measurements
 
 
 def coefficients() -> Igniter:

@@ -26,9 +26,9 @@ class Cell(msgspec.Struct, frozen=True):
 
 def table(number: int) -> list[Cell]:
     places, texts = zip(*lines(SOURCE), strict=True)
-    found = []
+    cells = []
     for place, row in zip(places[1:], csv.DictReader(texts), strict=True):
         if int(row["table"]) == number:
             x, *values = numbers(place, row["x"], row["observed_ms"], row["predicted_ms"], row["error_pct"])
-            found.append(Cell(row["row_label"], int(x), *values))
-    return found
+            cells.append(Cell(row["row_label"], int(x), *values))
+    return cells

@@ -83,17 +83,17 @@ def workload(load: Load) -> str:
 
 def runs(path: str = ALL) -> list[ColocatedRun]:
     """Return the co-located runs of a file, in its order."""
-    found = []
+    parsed = []
     for place, row in _rows(path):
         count = 3 if "workload3" in row else 2
         every = range(1, count + 1)
-        found.append(
+        parsed.append(
             ColocatedRun(
                 tuple(load(row[f"workload{i}"]) for i in every),
                 numbers(place, *(row[f"w{i}throughput"] for i in every)),
             )
         )
-    return found
+    return parsed
 
 
 def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[ColocatedRun], list[ColocatedRun]]:
@@ -148,11 +148,11 @@ def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
 
 def published(model: str, seed: int) -> dict[str, dict[str, float]]:
     """Return their printed relative throughput for each target, by policy that chooses the co-located model."""
-    found = {}
+    throughputs = {}
     for place, row in _rows(f"{PREDICTED}/rand{seed}/{model}/predicts/relative_throughput.csv"):
         name = row.pop("HPworkload")
-        found[name] = dict(zip(row, numbers(place, *row.values()), strict=True))
-    return found
+        throughputs[name] = dict(zip(row, numbers(place, *row.values()), strict=True))
+    return throughputs
 
 
 def quality(model: str, seed: int) -> tuple[float, float]:
@@ -166,11 +166,11 @@ def printed() -> dict[str, dict[str, float]]:
     """Return the values of their Figure 6.4 by policy and workload, under the labels printed there."""
     (_, header), *body = lines(f"{SOURCE}/reproduce_figures/21workload.csv")
     labels = [_label(cell) for cell in header.split(",")[1:]]
-    found = {}
+    values = {}
     for place, line in body:
         policy, *cells = line.split(",")
-        found[POLICIES[policy]] = dict(zip(labels, numbers(place, *cells), strict=True))
-    return found
+        values[POLICIES[policy]] = dict(zip(labels, numbers(place, *cells), strict=True))
+    return values
 
 
 def _label(text: str) -> str:

@@ -43,15 +43,15 @@ def cannot() -> list[tuple[str, str]]:
 
 def published() -> dict[int, dict[str, list[float]]]:
     """Return the data of Figure 7.1: mean squared errors of each user by number of hidden items and method."""
-    found: dict[int, dict[str, list[float]]] = {}
+    errors: dict[int, dict[str, list[float]]] = {}
     for place, line in list(lines(f"{COMPARISON}/results/leave_one_out/results.ods"))[1:]:
         user, *cells = line.split("\t")
         if user.startswith("user"):
             hidden, svd, _, imputer, _ = numbers(place, *cells)
-            of = found.setdefault(int(hidden), {"svd": [], "imputer": []})
+            of = errors.setdefault(int(hidden), {"svd": [], "imputer": []})
             of["svd"].append(svd)
             of["imputer"].append(imputer)
-    return found
+    return errors
 
 
 def _sentinel(rows: list[str], values: NDArray[np.float64]) -> NDArray[np.bool_]:

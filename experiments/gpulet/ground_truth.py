@@ -46,7 +46,7 @@ class MeasuredInterference:
         self._models = models
         self._known: dict[tuple[Load, Load], float] = {}
         roles = {model: role for role, model in models.items()}
-        found: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
+        by_pair: dict[tuple[str, str], list[tuple[tuple[float, ...], float]]] = {}
         for sample in samples:
             (other,) = sample.colocated
             pair = sample.victim.model, other.model
@@ -54,10 +54,10 @@ class MeasuredInterference:
                 msgspec.structs.replace(load, model=roles[load.model]) for load in (sample.victim, other)
             )
             factor = sample.slowdown / formula.slowdown(victim, (colocated,))
-            found.setdefault(pair, []).append((_coordinates(victim, colocated), factor))
+            by_pair.setdefault(pair, []).append((_coordinates(victim, colocated), factor))
         self._factors = {
             pair: (np.array([point for point, _ in factors]), np.array([factor for _, factor in factors]))
-            for pair, factors in found.items()
+            for pair, factors in by_pair.items()
         }
 
     interferes: ClassVar[bool] = True

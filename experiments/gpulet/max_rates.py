@@ -101,11 +101,11 @@ def _means(rows: Sequence[Row], in_paper: Mapping[str, float]) -> list[Row]:
 
 def means(numbers: Iterable[tuple[str, str, str, float | None]]) -> dict[tuple[str, str, str], float]:
     """Average numbers by profiles, system and origin; None is omitted."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+    by_key: dict[tuple[str, str, str], list[float]] = {}
     for profiles, system, origin, number in numbers:
         if number is not None:
-            found.setdefault((profiles, system, origin), []).append(number)
-    return {key: fmean(values) for key, values in found.items()}
+            by_key.setdefault((profiles, system, origin), []).append(number)
+    return {key: fmean(values) for key, values in by_key.items()}
 
 
 def mean_bars(rows: Sequence[Row]) -> list[Bar]:

@@ -160,17 +160,17 @@ def largest_plan(
         )
         plan = portfolio.plan(problem)
         return (plan.scale, plan) if plan.scale else (0.0, None)
-    found: dict[float, Plan] = {}
+    feasible_plans: dict[float, Plan] = {}
     plans = plan_function(system, model_set, devices)
 
     def feasible(rates: Mapping[str, float]) -> bool:
         plan = plans(rates)
         if plan is not None:
-            found[math.fsum(rates.values())] = plan
+            feasible_plans[math.fsum(rates.values())] = plan
         return plan is not None
 
     scale = largest_multiple(feasible, mix, start)
-    return (scale, found[max(found)]) if found else (0.0, None)
+    return (scale, feasible_plans[max(feasible_plans)]) if feasible_plans else (0.0, None)
 
 
 def with_scaled_targets(model_set: ModelSet, target_scale: float) -> ModelSet:

@@ -83,10 +83,10 @@ def fitted(seed: int) -> Analytic:
 @functools.cache
 def _observed() -> dict[tuple[Load, tuple[Load, ...]], float]:
     """Return measured batch latencies in seconds, in isolation and under co-location."""
-    found: dict[tuple[Load, tuple[Load, ...]], float] = {
+    latencies: dict[tuple[Load, tuple[Load, ...]], float] = {
         (sample.victim, sample.colocated): sample.together for sample in v100.pairs()
     }
-    return found | {(sample.victim, ()): sample.alone for sample in v100.pairs()}
+    return latencies | {(sample.victim, ()): sample.alone for sample in v100.pairs()}
 
 
 def plot(rows: Sequence[Row], path: Path, *, xlabel: str, title: str) -> None:

@@ -73,10 +73,10 @@ def trained(options: Options) -> dict[tuple[str, int], list[Outcome]]:
     ]
     missing = [task for task in tasks if task not in _trained]
     _trained.update(zip(missing, run_tasks(outcome, missing, options, "trainings"), strict=True))
-    found: dict[tuple[str, int], list[Outcome]] = {}
+    outcomes: dict[tuple[str, int], list[Outcome]] = {}
     for task in tasks:
-        found.setdefault((task.technique, task.occurrences), []).append(_trained[task])
-    return found
+        outcomes.setdefault((task.technique, task.occurrences), []).append(_trained[task])
+    return outcomes
 
 
 _trained: dict[Training, Outcome] = {}

@@ -52,9 +52,9 @@ def run(options: Options) -> list[Row]:
         for seed in kace.SEEDS
     ]
     results = run_tasks(outcome, tasks, options, "trainings")
-    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
+    by_technique: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     for task, result in zip(tasks, results, strict=True):
-        found.setdefault((task.technique, task.percent), []).append(result)
+        by_technique.setdefault((task.technique, task.percent), []).append(result)
     return [
         Row(
             technique=paper.TECHNIQUES[technique],
@@ -64,7 +64,7 @@ def run(options: Options) -> list[Row]:
             r2=mean([r2 for _, r2, _ in values]),
             relative=mean([relative for _, _, relative in values]),
         )
-        for (technique, percent), values in found.items()
+        for (technique, percent), values in by_technique.items()
     ]
 
 

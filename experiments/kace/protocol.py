@@ -36,22 +36,22 @@ def sums(runs: Sequence[ColocatedRun]) -> Values:
 
 def relative(test: Sequence[ColocatedRun], policy: Policy, targets: Sequence[Load] | None = None) -> dict[Load, float]:
     """Return, for each target, the measured sum of the run with the highest prediction over the best one."""
-    found = {}
+    ratios = {}
     for target in targets or workloads(test):
         mine = [run for run in test if target in run.loads]
         if mine:
             measured = sums(mine)
-            found[target] = float(measured[int(np.argmax(policy(mine)))] / measured.max())
-    return found
+            ratios[target] = float(measured[int(np.argmax(policy(mine)))] / measured.max())
+    return ratios
 
 
 def random_choice(test: Sequence[ColocatedRun]) -> dict[Load, float]:
     """Return, for each target, the mean sum over all runs over the best one."""
-    found = {}
+    ratios = {}
     for target in workloads(test):
         measured = sums([run for run in test if target in run.loads])
-        found[target] = float(measured.mean() / measured.max())
-    return found
+        ratios[target] = float(measured.mean() / measured.max())
+    return ratios
 
 
 def workloads(runs: Sequence[ColocatedRun]) -> list[Load]:

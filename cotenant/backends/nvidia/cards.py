@@ -63,13 +63,13 @@ def list_gpus() -> tuple[Gpu, ...]:
     nvml = nvml_session()
     with nvml_errors("the GPUs of this machine"):
         count = nvml.nvmlDeviceGetCount()
-    found = []
+    gpus = []
     for index in range(count):
         try:
-            found.append(_gpu(nvml, index))
+            gpus.append(_gpu(nvml, index))
         except nvml.NVMLError as error:
             logger.warning("GPU %d is left out: %s", index, nvml_error_text(nvml, error))
-    return with_distinct_kinds(found, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in found})
+    return with_distinct_kinds(gpus, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in gpus})
 
 
 def driver_version() -> tuple[str, str]:
@@ -92,7 +92,7 @@ def select_gpus(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, 
         wanted = [text.strip() for text in visible.split(",")]
         if wanted[0] in ("", "-1"):
             raise DeviceError("CUDA_VISIBLE_DEVICES hides all GPUs; unset it, or name some")
-    found: dict[Gpu, set[str]] = {}  # GPU → its instances that are meant
+    meant: dict[Gpu, set[str]] = {}  # GPU → its instances that are meant
     for text in wanted:
         matching = [gpu for gpu in every if _meant(gpu, text)]
         if len(matching) != 1:
@@ -101,10 +101,10 @@ def select_gpus(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, 
             raise DeviceError(f"{place}: {what} {text!r}; there is {there}")
         (gpu,) = matching
         parts = {one.uuid for one in gpu.instances}
-        found.setdefault(gpu, set()).update({text} if text in parts else parts)
+        meant.setdefault(gpu, set()).update({text} if text in parts else parts)
     return tuple(
         msgspec.structs.replace(gpu, instances=tuple(one for one in gpu.instances if one.uuid in parts))
-        for gpu, parts in found.items()
+        for gpu, parts in meant.items()
     )
 
 
@@ -117,13 +117,13 @@ def _meant(gpu: Gpu, text: str) -> bool:
 def with_distinct_kinds(some: Sequence[Gpu], cuts: Mapping[str, Sequence[str]]) -> tuple[Gpu, ...]:
     """Give GPUs of one product with different instances different kinds. cuts: instance profiles by the GPU's UUID."""
     pieces = {uuid: Counter(profiles) for uuid, profiles in cuts.items()}
-    found = []
+    distinct = []
     for gpu in some:
         if any(pieces[other.uuid] != pieces[gpu.uuid] for other in some if other.kind == gpu.kind):
             cut = "-".join(f"{n}x{name}" if n > 1 else name for name, n in sorted(pieces[gpu.uuid].items())[::-1])
             gpu = msgspec.structs.replace(gpu, kind=f"{gpu.kind}-{cut or 'uncut'}")
-        found.append(gpu)
-    return tuple(found)
+        distinct.append(gpu)
+    return tuple(distinct)
 
 
 def gpus_by_device(some: Iterable[Gpu]) -> dict[DeviceId, Gpu]:
