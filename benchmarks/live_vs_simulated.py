@@ -51,7 +51,7 @@ def main() -> None:
     Console(width=150).print(result_view(result))
     for row in result.loads:
         difference = largest_difference(row.simulated, row.live)
-        print(f"agree: at {row.load:g} x the planned rates {difference} (target 5 %); {given.seconds:g} s")
+        print(f"live_vs_simulated: at {row.load:g} x the planned rates {difference} (target 5 %); {given.seconds:g} s")
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 

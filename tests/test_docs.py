@@ -45,3 +45,22 @@ def test_metrics_that_are_named_are_exported(page: str) -> None:
     named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))
     named = {re.sub(r"_(sum|count|bucket)$", "", name) if name not in exported else name for name in named}
     assert named and named <= exported
+
+
+def test_commands_of_docs_and_makefile_name_modules_that_exist() -> None:
+    root = DOCS.parent
+    texts = [root / "Makefile", root / "README.md", root / "CHANGELOG.md", *DOCS.glob("*.md")]
+    named = {
+        name
+        for text in texts
+        for name in re.findall(r"python -m ((?:benchmarks|experiments)[.\w]*\w)", text.read_text())
+    }
+    listed = re.search(r"for name in (.+); do", (root / "Makefile").read_text())
+    assert listed is not None
+    named |= {f"benchmarks.{name}" for name in listed[1].split()}
+    missing = sorted(name for name in named if not _exists(root / Path(*name.split("."))))
+    assert named and not missing
+
+
+def _exists(module: Path) -> bool:
+    return module.with_suffix(".py").exists() or (module / "__main__.py").exists()
