@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
-from cotenant.live.metrics import AdaptationReading, LaneReading, ServerCollector, render
+from cotenant.core.request import Outcome
+from cotenant.live.metrics import AdaptationReading, LaneReading, RolloutReading, ServerCollector, render
+from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.measure.histogram import Histogram
+from cotenant.worker.wire import Timing
 
 DOCS = Path(__file__).parent.parent / "docs"
+SCRAPED = {"job", "instance"}  # labels that Prometheus adds
 
 
-@pytest.mark.parametrize("page", ["examples/alerts.yml", "operating.md", "reference.md"])
-def test_metrics_that_are_named_are_exported(page: str) -> None:
-    lane = LaneReading(
-        lane=LaneId.parse("cpu-0/0"),
-        up=True,
-        lost=False,
-        share=200,
-        used_share=200,
-        over_share=False,
-        busy=0.0,
-        restarts=0,
-        waiting={"m": 0},
+def exported() -> dict[str, set[str]]:
+    """Labels by the name of each sample of a server that has something to say everywhere."""
+    lane, partition = LaneId.parse("cpu-0/0"), PartitionLabel("cpu-0", "0")
+    counts = ModelCounts("m", "1")
+    counts.ran(lane, partition, 1, 0.1, 0.1, Timing(5.0, 0.0, 0.1, 0.0, 0.0, 0.1), alone=0.1)
+    counts.ledger.reasons[Outcome.REJECTED, "why"] = 1
+    reading = LaneReading(
+        lane=lane, partition=partition, models=("m",), up=True, share=200, used_share=200, waiting={"m": 0}
     )
     adaptation = AdaptationReading(
         models={"m": ModelState(offered=1, planned=1, sustained=1, slowdown=1, observed_slowdown=1, attainment=None)},
@@ -39,12 +45,64 @@ def test_metrics_that_are_named_are_exported(page: str) -> None:
         solving=Histogram(),
         rollouts=Histogram(),
     )
-    collector = ServerCollector([ModelCounts("m", "1")], [lane], adaptation=adaptation, backend="cpu", isolation="")
-    text = render(collector, "")[0].decode()
-    exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
-    named = set(re.findall(r"\b(?:cotenant|nv)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))
-    named = {re.sub(r"_(sum|count|bucket)$", "", name) if name not in exported else name for name in named}
-    assert named and named <= exported
+    collector = ServerCollector(
+        [counts],
+        [reading],
+        workers={"ready": 1},
+        rollouts=RolloutReading(outcomes={"completed": 1}, durations={"switch": Histogram()}),
+        adaptation=adaptation,
+        backend="cpu",
+        isolation="",
+    )
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    parse: Callable[[str], Iterable[Metric]] = parse_openmetrics
+    for family in parse(render(collector, "application/openmetrics-text")[0].decode()):
+        names[family.name] |= set()
+        for sample in family.samples:
+            names[sample.name] |= set(sample.labels)
+            names[family.name] |= set(sample.labels)
+    return dict(names)
+
+
+@pytest.mark.parametrize("page", ["examples/alerts.yml", "examples/grafana.json", "operating.md", "reference.md"])
+def test_metrics_that_are_named_are_exported(page: str) -> None:
+    named = set(re.findall(r"\b(?:cotenant|nv|process)_[a-z_]*[a-z]\b", (DOCS / page).read_text()))
+    assert named and named <= exported().keys()
+
+
+def dashboard() -> Any:
+    return json.loads((DOCS / "examples" / "grafana.json").read_text())
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Each expression of the dashboard and of the alerts, with what a panel calls its lines."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"], target["legendFormat"]
+    for rule in re.split(r"- alert:", (DOCS / "examples" / "alerts.yml").read_text())[1:]:
+        yield rule[rule.index("expr:") + 5 : rule.index("labels:")], ""
+
+
+@pytest.mark.parametrize(("expression", "legend"), list(queries()))
+def test_queries_use_labels_that_their_metrics_have(expression: str, legend: str) -> None:
+    labels = exported() | {"up": set()}
+    metrics = [name for name in re.findall(r"\w+", expression) if name in labels]
+    assert metrics
+    for name, selected in re.findall(r"(\w+)\{(.*?)\}", expression):
+        assert set(re.findall(r"(\w+)!?=", selected)) <= labels[name] | SCRAPED, name
+    common = set.intersection(*(labels[name] | SCRAPED for name in metrics))
+    kept = [{label.strip() for label in group.split(",")} for group in re.findall(r"by \((.*?)\)", expression)]
+    assert all(group <= common | {"le"} for group in kept)
+    assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= (kept[0] if kept else common)
+
+
+def test_dashboard_has_panels_that_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken and at["x"] + at["w"] <= 24
+        taken |= cells
 
 
 def test_commands_of_docs_and_makefile_name_modules_that_exist() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from prometheus_client.core import (
@@ -24,6 +25,7 @@ from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
+from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.measure.histogram import Histogram
 
@@ -43,15 +45,17 @@ _PLATFORM = PlatformCollector(registry=None)
 
 
 class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition at this moment.
+    """A partition of the plan in force at this moment, or one of its workers.
 
-    up: its worker is ready. lost: its device is. share: ‰, as planned. used_share: ‰ that it used of late, as seen from
-    outside; None where that is not known. over_share: it used more than its share. busy: seconds in which it ran
-    batches. lent: seconds by which these ended earlier than its share alone would have let them. restarts: of its
-    worker. waiting: requests in its queues, by model.
+    models: that it holds. up: its worker is ready. lost: its device is. share: ‰, as planned. used_share: ‰ that it
+    used of late, as seen from outside; None where that is not known. over_share: it used more than its share. busy:
+    seconds in which it ran batches. lent: seconds by which these ended earlier than its share alone would have let
+    them. restarts: of its worker. waiting: requests in its queues, by model.
     """
 
     lane: LaneId
+    partition: PartitionLabel
+    models: tuple[str, ...] = ()
     up: bool
     share: int
     lost: bool = False
@@ -94,8 +98,9 @@ class AdaptationReading(msgspec.Struct, frozen=True, kw_only=True):
 class ServerCollector(Collector):
     """Collect a server's metrics, and those of its process.
 
-    backend: its name; isolation: in words, what enforces the shares of workers. It may be collected in a thread while
-    the event loop goes on counting: tables that grow are copied at once, lanes and latencies have been read before.
+    lanes: of the plan in force; others have no series. workers: how many there are, by state. backend: its name;
+    isolation: in words, what enforces the shares of workers. It may be collected in a thread while the event loop goes
+    on counting: tables that grow are copied at once, lanes and latencies have been read before.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class ServerCollector(Collector):
         models: Iterable[ModelCounts],
         lanes: Iterable[LaneReading],
         *,
+        workers: Mapping[str, int] = MappingProxyType({}),
         rollouts: RolloutReading = NO_ROLLOUT,
         adaptation: AdaptationReading | None = None,
         backend: str,
@@ -110,6 +116,7 @@ class ServerCollector(Collector):
     ) -> None:
         self._models = list(models)
         self._lanes = list(lanes)
+        self._workers = dict(workers)
         self._rollouts = rollouts
         self._adaptation = adaptation
         self._steps = [] if adaptation is None else _read_steps(adaptation)
@@ -196,7 +203,8 @@ class ServerCollector(Collector):
         return iter((goodput, attainment, requests, rejected, latency))
 
     def _batches(self) -> Iterator[Metric]:
-        labels = ("lane", "model")
+        labels = ("device", "partition", "model")
+        in_force = {(lane.partition, model) for lane in self._lanes for model in lane.models}
         times = {
             "predicted": SummaryMetricFamily(
                 "cotenant_batch_predicted_seconds", "Predicted latency of batches.", labels=labels
@@ -218,25 +226,38 @@ class ServerCollector(Collector):
             ),
         }
         for model in self._models:
-            for lane, batches in tuple(model.lanes.items()):
+            for partition, batches in tuple(model.partitions.items()):
+                if (partition, model.name) not in in_force:
+                    continue
                 for kind, total in (("predicted", batches.predicted), ("observed", batches.observed)):
-                    times[kind].add_metric((lane, model.name), total.count, total.seconds)
+                    times[kind].add_metric((*partition, model.name), total.count, total.seconds)
                     if batches.alone.seconds > 0:
-                        slowdowns[kind].add_metric((lane, model.name), total.seconds / batches.alone.seconds)
+                        slowdowns[kind].add_metric((*partition, model.name), total.seconds / batches.alone.seconds)
         return iter((*times.values(), *slowdowns.values()))
 
     def _partitions(self) -> Iterator[Metric]:
+        labels = ("device", "partition")
+        info = InfoMetricFamily(
+            "cotenant_partition", "What a partition holds, and its lane's name in logs.", labels=labels
+        )
+        for lane in self._lanes:
+            info.add_metric(lane.partition, {"lane": lane.lane, "models": ",".join(lane.models)})
+        yield info
         for name, family_of, text, reading in _PARTITION:
-            family = family_of(f"cotenant_partition_{name}", text, labels=("lane",))
+            family = family_of(f"cotenant_partition_{name}", text, labels=labels)
             for lane in self._lanes:
                 if (value := reading(lane)) is not None:
-                    family.add_metric((lane.lane,), value)
+                    family.add_metric(lane.partition, value)
             yield family
-        queues = GaugeMetricFamily("cotenant_queue_length", "Requests that wait.", labels=("lane", "model"))
+        queues = GaugeMetricFamily("cotenant_queue_length", "Requests that wait.", labels=(*labels, "model"))
         for lane in self._lanes:
             for model, count in lane.waiting.items():
-                queues.add_metric((lane.lane, model), count)
+                queues.add_metric((*lane.partition, model), count)
         yield queues
+        workers = GaugeMetricFamily("cotenant_workers", "Worker processes, by state.", labels=("state",))
+        for state, number in self._workers.items():
+            workers.add_metric((state,), number)
+        yield workers
 
     def _rollout(self) -> Iterator[Metric]:
         rollouts = self._rollouts

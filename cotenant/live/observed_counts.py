@@ -28,14 +28,14 @@ class ObservedCounts:
 
     def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]
-        ledger, lanes = counts.ledger, counts.lanes.values()
+        ledger, partitions = counts.ledger, counts.partitions.values()
         return ModelTotals(
             arrived=self._driver.arrived[name],
             ended=ledger.arrived,
             stayed=ledger.stayed,
             within_target=ledger.within_target,
             # As if nothing had been lent: a plan may count on a share alone.
-            batches=sum(lane.observed.count for lane in lanes),
-            predicted=sum(lane.predicted.seconds for lane in lanes),
-            observed=sum(lane.observed.seconds for lane in lanes),
+            batches=sum(each.observed.count for each in partitions),
+            predicted=sum(each.predicted.seconds for each in partitions),
+            observed=sum(each.observed.seconds for each in partitions),
         )

@@ -1,4 +1,4 @@
-"""Count by model and by lane what the driver reports, and collect interference samples."""
+"""Count by model and by partition what the driver reports, and collect interference samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from cotenant.core.identity import LaneId
 from cotenant.live.deployment import ServableModel
 from cotenant.live.interference_observer import InterferenceObserver
+from cotenant.live.partition_labels import PartitionLabel, PartitionLabels
 from cotenant.live.serving_state import ServingState
 from cotenant.live.statistics import ModelCounts
 from cotenant.predictors import Load
@@ -25,15 +26,16 @@ EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's cloc
 class ServingObserver:
     """Count how requests end and how long batches take: the driver's `Observer`.
 
-    models: counts by model. busy: seconds in batches, by lane; lent: seconds that these ended earlier, as
-    others left the device idle. busy_since: tells when the batch began that a lane is
-    at work on; None for an idle lane.
+    models: counts by model. busy: seconds in batches, by partition; lent: seconds that these ended earlier, as others
+    left the device idle. partitions: labels lanes. busy_since: tells when the batch began that a lane is at work on;
+    None for an idle lane.
     """
 
     def __init__(self, state: ServingState, busy_since: Callable[[LaneId], float | None]) -> None:
         self.models: dict[str, ModelCounts] = {}
-        self.busy: defaultdict[str, float] = defaultdict(float)
-        self.lent: defaultdict[str, float] = defaultdict(float)
+        self.busy: defaultdict[PartitionLabel, float] = defaultdict(float)
+        self.lent: defaultdict[PartitionLabel, float] = defaultdict(float)
+        self.partitions = PartitionLabels(state)
         self._state = state
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
@@ -53,12 +55,13 @@ class ServingObserver:
         self.models[reply.requests[0].model].ended(reply, now)
 
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
-        self.busy[lane] += seconds
-        self.lent[lane] += timing.lent
+        partition = self.partitions.of(lane)
+        self.busy[partition] += seconds
+        self.lent[partition] += timing.lent
         assignment = self._state.lanes.get(lane)
         predicted = _predicted(assignment, model, rows, seconds)
         alone = self._alone(assignment, model, rows, predicted)
-        self.models[model].ran(lane, rows, predicted, seconds, timing, alone=alone)
+        self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
         if assignment is None:
             return
         now = time.monotonic()

@@ -6,6 +6,7 @@ from typing import Any
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
+from cotenant.live.partition_labels import PartitionLabel
 from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply
 from cotenant.worker.wire import Timing
@@ -40,16 +41,17 @@ class BatchPhases:
         self.scatter = DurationSum()
 
 
-class LaneBatches:
-    """Latency of a model's batches on one lane: predicted, observed, and profiled without co-located models. Time
-    that was lent is counted as observed, so that all three are of the lane's share."""
+class PartitionBatches:
+    """Latency of a model's batches on one partition: predicted, observed, and profiled without co-located models. Time
+    that was lent is counted as observed, so that all three are of the partition's share. busy: seconds that they took."""
 
-    __slots__ = ("alone", "observed", "predicted")
+    __slots__ = ("alone", "busy", "observed", "predicted")
 
     def __init__(self) -> None:
         self.predicted = DurationSum()
         self.observed = DurationSum()
         self.alone = DurationSum()
+        self.busy = 0.0
 
 
 class ModelCounts:
@@ -58,7 +60,8 @@ class ModelCounts:
 
     queue, gather, infer, scatter: of each served request, the phases of its whole batch; fail: of the others, arrival
     to end. The pause of a batch that was held back to stay within its share counts as inference. batches: by rows;
-    lanes: by lane. last: when a request was last served, in seconds of the driver's clock.
+    partitions: by partition, those that are in no plan any more together. last: when a request was last served, in
+    seconds of the driver's clock.
     """
 
     def __init__(self, name: str, version: str) -> None:
@@ -72,12 +75,22 @@ class ModelCounts:
         self.infer = DurationSum()
         self.scatter = DurationSum()
         self.batches: dict[int, BatchPhases] = {}
-        self.lanes: dict[LaneId, LaneBatches] = {}
+        self.partitions: dict[PartitionLabel, PartitionBatches] = {}
         self._timings: dict[LaneId, Timing] = {}  # of the last batch of each lane
 
-    def ran(self, lane: LaneId, rows: int, predicted: float, observed: float, timing: Timing, *, alone: float) -> None:
-        """Count a batch that is done, before its requests end. Durations are in seconds; alone: as profiled without
-        co-located models."""
+    def ran(
+        self,
+        lane: LaneId,
+        partition: PartitionLabel,
+        rows: int,
+        predicted: float,
+        observed: float,
+        timing: Timing,
+        *,
+        alone: float,
+    ) -> None:
+        """Count a batch that is done, before its requests end. partition: the lane's label. Durations are in seconds;
+        alone: as profiled without co-located models."""
         self.ledger.ran(rows, predicted, observed)
         self._timings[lane] = timing
         batches = self.batches.get(rows)
@@ -86,12 +99,13 @@ class ModelCounts:
         batches.gather.add(timing.gather)
         batches.infer.add(timing.infer + timing.pause)
         batches.scatter.add(timing.scatter)
-        if lane not in self.lanes:
-            self.lanes[lane] = LaneBatches()
-        times = self.lanes[lane]
+        if partition not in self.partitions:
+            self.partitions[partition] = PartitionBatches()
+        times = self.partitions[partition]
         times.predicted.add(predicted)
         times.observed.add(observed + timing.lent)
         times.alone.add(alone)
+        times.busy += observed
 
     def ended(self, reply: Reply, now: float) -> None:
         """Count requests of this model that have ended as that reply says."""

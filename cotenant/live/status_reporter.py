@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -97,6 +98,7 @@ class StatusReporter:
         return ServerCollector(
             self._observer.models.values(),
             self.lane_readings(),
+            workers=Counter(worker.state for worker in self._rollouts.workers()),
             rollouts=self.rollout_reading(),
             adaptation=None if self._adaptation is None else self._adaptation.reading(),
             backend=self._backend.name,
@@ -114,21 +116,24 @@ class StatusReporter:
         )
 
     def lane_readings(self) -> list[LaneReading]:
-        """Return the state of every lane."""
+        """Return the state of every lane of the plan in force."""
         return [
             LaneReading(
                 lane=worker.lane,
+                partition=(label := self._observer.partitions.of(worker.lane)),
+                models=worker.models,
                 up=worker.state == "ready",
                 lost=worker.state == "lost",
                 share=worker.share,
                 used_share=worker.used_share,
                 over_share=worker.over_share,
-                busy=self._observer.busy[worker.lane],
-                lent=self._observer.lent[worker.lane],
+                busy=self._observer.busy[label],
+                lent=self._observer.lent[label],
                 restarts=worker.restarts,
                 waiting=self._driver.waiting(worker.lane),
             )
             for worker in self._rollouts.workers()
+            if worker.lane in self._state.lanes
         ]
 
     def with_batch_means(self, report: Report) -> Report:
@@ -138,7 +143,7 @@ class StatusReporter:
 
     def _with_batch_means(self, row: ModelReport) -> ModelReport:
         counts = self._observer.models[row.model]
-        if not counts.lanes:
+        if not counts.partitions:
             return row
         ledger = counts.ledger
         return msgspec.structs.replace(

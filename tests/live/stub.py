@@ -18,10 +18,13 @@ from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
+from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.runtime.events import Reply
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import Timing
+
+PARTITION = PartitionLabel("cpu-0", "0")
 
 
 def _identity(name: str, datatype: str, shape: tuple[int, ...] = (-1, -1), rows: int = 64) -> ModelInfo:
@@ -137,7 +140,9 @@ class StubCore:
         return self.log
 
     def metrics(self) -> ServerCollector:
-        reading = LaneReading(lane=LaneId.parse("cpu-0/0"), up=True, share=500, waiting={"identity": 2})
+        reading = LaneReading(
+            lane=LaneId.parse("cpu-0/0"), partition=PARTITION, up=True, share=500, waiting={"identity": 2}
+        )
         return ServerCollector(self.counts.values(), [reading], backend="stub", isolation="nothing")
 
     def allocate(self, size: int) -> Block | None:
@@ -181,7 +186,7 @@ class StubCore:
         """As if it had taken 1 ms in the queue and 3 in a batch of its own."""
         counts = self.counts[request.model]
         timing = Timing(started=9.0, gather=0.0005, infer=0.002, scatter=0.0005, pause=0, cpu=0)
-        counts.ran(LaneId.parse("cpu-0/0"), 1, 0.002, 0.003, timing, alone=0.002)
+        counts.ran(LaneId.parse("cpu-0/0"), PARTITION, 1, 0.002, 0.003, timing, alone=0.002)
         ended = (Request(1, request.model, 9.0, 9.05),)
         counts.ended(Reply(ended, Outcome.SERVED, lane=LaneId.parse("cpu-0/0"), batch=1, started=9.001), 9.004)
 
