@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cotenant.live.status import AdaptationStatus, Status
 
 SHOWN_DECISIONS = 8  # of those that the server remembers
+SHOWN_ROLLOUTS = 5
 PERIOD = 1.0  # seconds between two refreshes of --watch
 
 
@@ -78,7 +79,7 @@ def status_view(status: Status) -> RenderableType:
             escape(worker.reason),
         )
     rollouts = table("rollouts", ">revision", "reason", "outcome", "durations", "failure")
-    for past in status.rollout.last:
+    for past in status.rollout.last[:SHOWN_ROLLOUTS]:
         rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)

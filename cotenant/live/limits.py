@@ -17,6 +17,7 @@ MAX_LISTED = 1 << 22  # elements in the typed contents of a gRPC input: each bec
 MAX_FIELDS = 1 << 10  # fields of an inference request over gRPC: a byte of the message can take a hundred in memory
 MAX_CLASSES = 1 << 16  # labels in one output
 MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
+MAX_STREAMS = 32  # web pages that are open at once
 MAX_ERROR = 600  # characters of an error: gRPC's clients read 8 KiB of it, where one may take 12 bytes
 
 

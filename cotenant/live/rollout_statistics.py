@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 
 from cotenant.control.events import RolloutEnded
 from cotenant.control.revision import RolloutOutcome
 from cotenant.measure.histogram import Histogram
 
-KEPT = 5  # rollouts that are told of one by one
+KEPT = 20  # rollouts that are told of one by one
 
 
 class RolloutStatistics:
     """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds. last:
-    the rollouts that ended last, the latest first."""
+    the rollouts that ended last, the latest first, each with its time by the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.outcomes: Counter[RolloutOutcome] = Counter(dict.fromkeys(RolloutOutcome, 0))
-        self.last: deque[RolloutEnded] = deque(maxlen=KEPT)
+        self.last: deque[tuple[float, RolloutEnded]] = deque(maxlen=KEPT)
         self.phases = {phase: Histogram() for phase in ("queued", "prepare", "switch", "drain", "rollback")}
 
     def ended(self, ended: RolloutEnded) -> None:
         self.outcomes[ended.outcome] += 1
-        self.last.appendleft(ended)
+        self.last.appendleft((self._clock(), ended))
         phases = ["queued"]
         match ended.outcome:
             case RolloutOutcome.COMPLETED:

@@ -22,7 +22,7 @@ from cotenant.live.inference import InferenceService
 from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
-from cotenant.live.page import render_page
+from cotenant.live.page import PageFeed
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -41,9 +41,8 @@ class Server:
     `oip.Core`, and forwards each call to the part that answers it.
 
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
-    confinement: of worker processes.
-    memory_policy: where a device cannot hold the workers of two revisions at once. adaptation: None: the plan stays as
-    it is made. log: where the event log goes.
+    confinement: of worker processes. page: feeds the web page. memory_policy: where a device cannot hold the workers of
+    two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes.
     """
 
     def __init__(
@@ -96,12 +95,14 @@ class Server:
         self._reporter = StatusReporter(
             state, self._repository, observer, driver, rollouts, backend, adaptation=self._adaptation
         )
+        self.page = PageFeed(self._reporter)
 
     # Its life
 
     async def start(self) -> None:
         """Start the workers, then accept requests. Raises WorkerError, with nothing left behind, where one does not
         become ready."""
+        self.page.start()
         await self._deployments.start(self._first)
         self._inference.open()
         if self._adaptation is not None:
@@ -115,6 +116,7 @@ class Server:
 
     async def stop(self, grace: float) -> None:
         """Stop all workers, each after its batch in flight, within `grace` seconds."""
+        self.page.stop()
         await self._deployments.stop(grace)
 
     # The deployment
@@ -184,10 +186,6 @@ class Server:
     async def status(self) -> Status:
         """Return all that `cotenant status` shows."""
         return await self._reporter.status()
-
-    async def page(self) -> str:
-        """Return the web page, as HTML."""
-        return render_page(await self._reporter.status())
 
     def with_batch_means(self, report: Report) -> Report:
         """Add to a report of what callers saw what is known here of batches, as `StatusReporter` does."""

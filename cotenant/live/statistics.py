@@ -43,7 +43,8 @@ class BatchPhases:
 
 class PartitionBatches:
     """Latency of a model's batches on one partition: predicted, observed, and profiled without co-located models. Time
-    that was lent is counted as observed, so that all three are of the partition's share. busy: seconds that they took."""
+    that was lent is counted as observed, so that all three are of the partition's share. busy: seconds that they
+    took."""
 
     __slots__ = ("alone", "busy", "observed", "predicted")
 

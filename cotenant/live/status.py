@@ -6,11 +6,13 @@ import msgspec
 
 from cotenant.control.controller_status import ModelState
 from cotenant.control.revision import RolloutDurations, RolloutOutcome
+from cotenant.core.identity import LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
 from cotenant.core.units import show_seconds
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
+from cotenant.live.partition_labels import PartitionLabel
 
 NOTABLE_LOAD = 0.05  # part of the processors that other programs use, from which on it is worth a word
 NOTABLE_SLOWDOWN = 1.1
@@ -29,8 +31,10 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that ended. reason: why its revision was made. failure: why it did not complete, empty where it did."""
+    """A rollout that ended. seconds_ago: when. reason: why its revision was made. failure: why it did not complete,
+    empty where it did."""
 
+    seconds_ago: float = 0.0
     revision: int
     reason: str
     outcome: RolloutOutcome
@@ -126,6 +130,25 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
             ]
             for name, model in self.models.items()
         ]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server is and does at this moment, as its parts tell at once. targets: seconds by model; objectives: the
+    fractions that must meet them. planned: requests/s that come from outside, by model. labels, waiting: by lane, its
+    partition, and requests in its queues by model. adaptation: None where the plan stays as it was made."""
+
+    backend: str
+    isolation: str
+    accepting: bool
+    rollout: RevisionStatus
+    targets: dict[str, float]
+    objectives: dict[str, float]
+    planned: dict[str, float]
+    models: list[IndexEntry]
+    workers: list[WorkerStatus]
+    labels: dict[LaneId, PartitionLabel]
+    waiting: dict[LaneId, dict[str, int]]
+    adaptation: AdaptationStatus | None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -10,15 +11,17 @@ import msgspec
 
 from cotenant.backends import Backend
 from cotenant.control.events import RolloutEnded
+from cotenant.core.plan import Plan
 from cotenant.live.adaptation import Adaptation
 from cotenant.live.driver import Driver
 from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
+from cotenant.live.page.totals import Totals, read_totals
 from cotenant.live.process import private_memory
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.status import ModelStatus, PastRollout, RevisionStatus, Status
+from cotenant.live.status import ModelStatus, PastRollout, RevisionStatus, Snapshot, Status
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners.applications import carried_rates
 
@@ -45,21 +48,38 @@ class StatusReporter:
         self._backend = backend
         self._adaptation = adaptation
 
-    async def status(self) -> Status:
-        """Return all that `cotenant status` and the page show. The memory of workers is read in a thread."""
-        workers = self._rollouts.workers()
-        pids = {worker.pid for worker in workers if worker.pid is not None}
-        memory = await asyncio.to_thread(lambda: {pid: private_memory(pid) for pid in pids})
-        deployment = self._state.deployment
-        return Status(
+    def snapshot(self) -> Snapshot:
+        """Return what the server is and does at this moment."""
+        deployment, workers = self._state.deployment, self._rollouts.workers()
+        return Snapshot(
             backend=self._backend.name,
             isolation=self._backend.isolation(),
-            ready=self._state.accepting,
-            plan=msgspec.Raw(deployment.plan.to_json()),
+            accepting=self._state.accepting,
             rollout=self._rollout_status(),
             targets={name: offered.model.slo for name, offered in deployment.offered.items()},
+            objectives={name: offered.model.attainment for name, offered in deployment.offered.items()},
             planned=carried_rates(deployment.plan, deployment.problem),
             models=self._repository.index(),
+            workers=workers,
+            labels={worker.lane: self._observer.partitions.of(worker.lane) for worker in workers},
+            waiting={worker.lane: self._driver.waiting(worker.lane) for worker in workers},
+            adaptation=None if self._adaptation is None else self._adaptation.status(),
+        )
+
+    async def status(self) -> Status:
+        """Return all that `cotenant status` shows. The memory of workers is read in a thread."""
+        seen, plan = self.snapshot(), self.plan()
+        pids = {worker.pid for worker in seen.workers if worker.pid is not None}
+        memory = await asyncio.to_thread(lambda: {pid: private_memory(pid) for pid in pids})
+        return Status(
+            backend=seen.backend,
+            isolation=seen.isolation,
+            ready=seen.accepting,
+            plan=msgspec.Raw(plan.to_json()),
+            rollout=seen.rollout,
+            targets=seen.targets,
+            planned=seen.planned,
+            models=seen.models,
             statistics={
                 name: ModelStatus(
                     outcomes={outcome.value: count for outcome, count in counts.ledger.outcomes.items()},
@@ -70,14 +90,22 @@ class StatusReporter:
             },
             workers=[
                 msgspec.structs.replace(worker, memory=memory[worker.pid]) if worker.pid is not None else worker
-                for worker in workers
+                for worker in seen.workers
             ],
-            adaptation=None if self._adaptation is None else self._adaptation.status(),
+            adaptation=seen.adaptation,
         )
+
+    def totals(self, now: float) -> Totals:
+        """Return what has been counted since the start."""
+        return read_totals(self._observer, now)
+
+    def plan(self) -> Plan:
+        """Return the plan in force."""
+        return self._state.deployment.plan
 
     def _rollout_status(self) -> RevisionStatus:
         status = self._rollouts.status()
-        in_force, desired = status.in_force, status.desired
+        in_force, desired, now = status.in_force, status.desired, time.monotonic()
         return RevisionStatus(
             revision=0 if in_force is None else in_force.number,
             reason="" if in_force is None else in_force.reason,
@@ -86,7 +114,7 @@ class StatusReporter:
             desired_reason="" if desired is None else desired.reason,
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
-            last=tuple(_past(ended) for ended in self._rollouts.statistics.last),
+            last=tuple(_past(now - ended_at, ended) for ended_at, ended in self._rollouts.statistics.last),
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
@@ -154,8 +182,9 @@ class StatusReporter:
         )
 
 
-def _past(ended: RolloutEnded) -> PastRollout:
+def _past(seconds_ago: float, ended: RolloutEnded) -> PastRollout:
     return PastRollout(
+        seconds_ago=seconds_ago,
         revision=ended.revision.number,
         reason=ended.revision.reason,
         outcome=ended.outcome,

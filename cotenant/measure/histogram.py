@@ -74,6 +74,12 @@ class Histogram:
         middle = FLOOR * math.pow(GROWTH, bucket + 0.5)
         return min(max(middle, self._least), self._largest)
 
+    def counts(self) -> NDArray[np.int64]:
+        """Return how many values each bucket has now. The difference of two such is what came between them, for
+        `quantiles`."""
+        self._count()
+        return self._counts.copy()
+
     def cumulative(self, bounds: Sequence[float]) -> list[int]:
         """Return how many values do not exceed each bound, in seconds; each bound is met within 1 %."""
         self._count()
@@ -91,3 +97,14 @@ class Histogram:
         self._largest = max(self._largest, float(values.max()))
         buckets = (np.log(np.maximum(values, FLOOR) / FLOOR) / math.log(GROWTH)).astype(np.intp)
         self._counts += np.bincount(np.minimum(buckets, _BUCKETS - 1), minlength=_BUCKETS)
+
+
+def quantiles(counts: NDArray[np.int64], at: Sequence[float]) -> list[float]:
+    """Return quantiles, in seconds, of values that buckets count as those of a `Histogram`; nan where there are
+    none."""
+    cumulative = np.cumsum(counts)
+    count = int(cumulative[-1])
+    if not count:
+        return [math.nan] * len(at)
+    ranks = [max(1, math.ceil(q * count)) for q in at]
+    return [FLOOR * math.pow(GROWTH, int(np.searchsorted(cumulative, rank)) + 0.5) for rank in ranks]

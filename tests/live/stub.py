@@ -191,10 +191,6 @@ class StubCore:
         counts.ended(Reply(ended, Outcome.SERVED, lane=LaneId.parse("cpu-0/0"), batch=1, started=9.001), 9.004)
 
 
-async def page() -> str:
-    return "<h1>Cotenant</h1>"
-
-
 class Running:
     """Both front ends on a loop of their own, in a thread."""
 
@@ -213,7 +209,7 @@ class Running:
 
     async def _serve(self) -> None:
         self.stopping = asyncio.Event()
-        self.server = HttpServer(self.core, page=page)
+        self.server = HttpServer(self.core)
         rpc = GrpcServer(self.core)
         self.port = await self.server.listen("127.0.0.1", 0)
         self.http = f"127.0.0.1:{self.port}"

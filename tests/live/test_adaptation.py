@@ -122,7 +122,9 @@ def test_server_plans_anew_for_a_rate_beyond_its_plan_and_loses_nothing(
             assert status.adaptation.models["identity"].planned >= 100.0
             shown = io.StringIO()
             Console(file=shown, width=250).print(status_view(status))
-            for text in (shown.getvalue(), await server.page()):
+            got: list[bytes] = []
+            server.page.subscribe(got.append)()
+            for text in (shown.getvalue(), b"".join(got).decode()):
                 assert "identity is offered" in text and "in force after" in text
             body, _ = render(server.metrics(), "")
             assert b'cotenant_adaptation_planned_rate{model="identity"}' in body

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
 from cotenant.live.http import HttpServer, Limits
-from tests.live.stub import Running, StubCore, page
+from tests.live.stub import Running, StubCore
 
 ONE = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
 INFER = "/v2/models/identity/infer"
@@ -136,7 +136,7 @@ async def status() -> dict[str, bool]:
 
 @pytest.fixture
 def server(core: StubCore) -> HttpServer:
-    return HttpServer(core, page=page, status=status)
+    return HttpServer(core, status=status)
 
 
 @pytest.fixture
@@ -547,9 +547,8 @@ def test_metrics_accept_header_chooses_the_content_type(server: HttpServer, kind
 
 
 def test_page_and_status_without_a_source_are_not_found(server: HttpServer, core: StubCore) -> None:
-    assert b"Cotenant" in ask_later(server, request("GET", "/")).body
     assert ask_later(server, request("GET", "/cotenant/status")).json == {"ready": True}
-    for path in ("/", "/cotenant/status"):
+    for path in ("/", "/cotenant/page/page.js", "/cotenant/events", "/cotenant/status"):
         assert ask_later(HttpServer(core), request("GET", path)).status == 404
 
 

@@ -72,8 +72,8 @@ def test_lost_device_models_on_other_devices_keep_serving(tmp_path: Path, monkey
             workers = {worker.lane.device: worker for worker in server._rollouts.workers()}
             assert (workers[gone].state, workers[gone].pid) == ("lost", None)
             text = render(server.metrics(), "")[0].decode()
-            assert f'cotenant_partition_lost{{lane="{workers[gone].lane}"}} 1' in text
-            assert f'cotenant_partition_lost{{lane="{workers[home["lookup"]].lane}"}} 0' in text
+            assert f'cotenant_partition_lost{{device="{gone}",partition="0"}} 1' in text
+            assert f'cotenant_partition_lost{{device="{home["lookup"]}",partition="0"}} 0' in text
 
             backend.gone = {}
             await until(lambda: server.model_ready("identity"))

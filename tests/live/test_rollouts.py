@@ -112,8 +112,11 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
             assert first.row()[:3] == ["1", "start of the server", "completed"] and first.failure == ""
             shown = io.StringIO()
             Console(file=shown, width=200).print(status_view(await server.status()))
-            for text in (shown.getvalue(), await server.page()):
-                assert "revision 1 (start of the server) in force" in text
+            got: list[bytes] = []
+            server.page.subscribe(got.append)()
+            assert "revision 1 (start of the server) in force" in shown.getvalue()
+            assert b'"revision":1,"reason":"start of the server"' in b"".join(got)
+            for text in (shown.getvalue(), b"".join(got).decode()):
                 for cell in (*failed.row()[:4], "the worker of cpu-0/1 did not start"):
                     assert cell in text
             body, _ = render(server.metrics(), "")

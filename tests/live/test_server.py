@@ -352,7 +352,14 @@ def test_server_after_a_request_shows_it_in_metrics_page_statistics_and_index(tm
         async with started(repository(tmp_path)) as server:
             await ask(server, "identity", floats())
             assert b'cotenant_goodput_total{model="identity",version="1"} 1' in render(server.metrics(), "")[0]
-            assert "identity" in await server.page()
+            got: list[bytes] = []
+            server.page.subscribe(got.append)()
+            (tick,) = [
+                msgspec.json.decode(event.split(b"data: ")[1]) for event in got if event.startswith(b"event: tick")
+            ]
+            views = {view["name"]: view for view in tick["models"]}
+            assert (views["identity"]["health"], views["broken"]["health"]) == ("good", "off")
+            assert {model for view in tick["partitions"] for model in view["models"]} == {"identity", "lookup"}
             assert server.statistics("identity")[0]["inference_count"] == 1
             states = {entry.name: entry.state for entry in server.index()}
             assert states == {"identity": "READY", "lookup": "READY", "broken": "UNAVAILABLE"}

@@ -29,7 +29,9 @@ ROLES = {tokens[0]: role for role, tokens in TOKENS.items()}
 
 # What each route needs, said once more by hand: a route that is new, or needs something else, has to be added here.
 HTTP = {
-    "GET /": "observe",
+    "GET /": "public",
+    "GET /cotenant/page/page.js": "public",
+    "GET /cotenant/events": "observe",
     "GET /cotenant/status": "observe",
     "POST /cotenant/reload": "control",
     "GET /metrics": "observe",
@@ -84,7 +86,7 @@ def path_of(pattern: str) -> str:
     """Return the simplest path that a pattern of the routes matches."""
     path = re.sub(r"\(\?:/versions/[^)]*\)+\?", "", pattern)
     path = path.replace("(?P<model>[^/]+)", "m").replace("(?:/region/[^/]+)?", "").replace("(?:_stream)?", "")
-    path = path.replace("(?:system|cuda)", "system").replace("[^/]+", "other")
+    path = path.replace("(?P<file>[^/]+)", "page.js").replace("(?:system|cuda)", "system").replace("[^/]+", "other")
     path = path.replace("(?:/v2|/v2/models/m)", "/v2").replace("(?:index|models/other/(?:un)?load)", "index")
     assert re.fullmatch(pattern, path) is not None, (pattern, path)
     return path

@@ -12,7 +12,7 @@ import httptools
 from cotenant.errors import RequestError
 from cotenant.live.http.request_cycle import PROXIED, RequestCycle
 from cotenant.live.http.request_handler import TOO_MUCH, RequestHandler
-from cotenant.live.http.response import status_of
+from cotenant.live.http.response import EventStream, status_of
 from cotenant.live.limits import MAX_DIGITS, Limits
 from cotenant.live.oip import UNEXPECTED, public_message
 
@@ -333,6 +333,9 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(response[0])
             else:
                 transport.writelines(response)
+            if pending[0].stream is not None:
+                self._open_stream(pending[0], pending[0].stream)
+                break
             sent = pending.popleft()
             if sent.held:
                 self._release(sent)
@@ -378,11 +381,28 @@ class Connection(asyncio.BufferedProtocol):
             transport.close()
 
     def close_if_idle(self) -> None:
-        """Close the connection unless a request is being read or answered."""
+        """Close the connection unless a request is being read or answered; a stream ends."""
+        if self.transport is not None and self._pending and self._pending[0].stream is not None:
+            self.transport.close()
         if self.transport is not None and not self._pending and not self._in_head and not self._in_body:
             self.transport.close()
 
     # Our own.
+
+    def _open_stream(self, request: RequestCycle, stream: EventStream) -> None:
+        """Send events until the caller leaves. Requests after it wait for ever."""
+        request.response = None
+        self._discarding = True
+        if self._table.draining:
+            self.close_if_idle()
+        else:
+            stream.open(self._send_events)
+
+    def _send_events(self, data: bytes) -> None:
+        """Send events, or leave them out while the caller does not take what it was sent."""
+        if self.transport is not None and not self._write_blocked:
+            self.transport.write(data)
+            self._active = self._table.now
 
     def _check_version(self) -> None:
         """Reject a version that is not spoken here, and a request of HTTP/1.1 without a host."""
@@ -444,6 +464,8 @@ class Connection(asyncio.BufferedProtocol):
         for request in pending:
             self._handler.memory.used -= request.held
             request.held = 0
+            if request.stream is not None:
+                request.stream.close()
             if request.handle is not None and request.response is None:
                 self._handler.core.cancel(request.handle)
 

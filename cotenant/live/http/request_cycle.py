@@ -14,7 +14,7 @@ from cotenant.errors import CotenantError, InvalidError, RequestError, Unauthent
 from cotenant.live import codec
 from cotenant.live.access import Caller
 from cotenant.live.http.encoding import deflate, encoding_for
-from cotenant.live.http.response import BINARY, JSON, TextResponse, head, status_of
+from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, head, status_of
 from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
 
@@ -52,7 +52,7 @@ class RequestCycle:
     block, start: the shared memory that holds the body, from byte `start` on. held: bytes of memory that it is counted
     to hold. closes: the connection closes after the
     response. http_1_0: the caller has to be told that it stays open. handle: of the inference request, to cancel it.
-    response: its parts in order; None until it is complete.
+    response: its parts in order; None until it is complete. stream: goes on after these.
     """
 
     __slots__ = (
@@ -70,6 +70,7 @@ class RequestCycle:
         "request",
         "response",
         "start",
+        "stream",
         "url",
     )
     request: InferRequest
@@ -87,6 +88,7 @@ class RequestCycle:
         self.http_1_0 = False
         self.handle: int | None = None
         self.response: Sequence[Data] | None = None
+        self.stream: EventStream | None = None
 
     def caller(self) -> Caller:
         """Return who sent the request, as far as its connection and its head tell."""
@@ -183,9 +185,17 @@ class RequestCycle:
         self.send(status, JSON, (msgspec.json.encode({"error": message}),), headers)
 
     def reply(self, payload: Any) -> None:
-        """Respond with text as it is, and with any other object as JSON, identities as they are spelled."""
+        """Respond with text as it is, with events as they come, and with any other object as JSON, identities as they
+        are spelled."""
         if isinstance(payload, TextResponse):
-            self.send(200, payload.content_type, (payload.body,))
+            self.send(200, payload.content_type, (payload.body,), payload.headers)
+        elif isinstance(payload, EventStream):
+            self.response = (payload.HEAD,)
+            if self.method == b"HEAD":
+                self.closes = True
+            else:
+                self.stream = payload
+            self.channel.flush()
         else:
             self.send(200, JSON, (msgspec.json.encode(payload, enc_hook=str),))
 

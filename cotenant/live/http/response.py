@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from cotenant.errors import (
@@ -61,10 +63,33 @@ _HEADS = {
 
 
 class TextResponse(msgspec.Struct, frozen=True):
-    """A response that is text already, rather than an object to be written as JSON."""
+    """A response that is text already, rather than an object to be written as JSON. headers: further ones, each with
+    its line end."""
 
     body: bytes
     content_type: str = JSON
+    headers: bytes = b""
+
+
+class EventStream:
+    """A response that goes on until its caller leaves or the server drains: server-sent events.
+
+    subscribe: takes what sends bytes to the caller, and returns what ends that.
+    """
+
+    HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+
+    def __init__(self, subscribe: Callable[[Callable[[bytes], None]], Callable[[], None]]) -> None:
+        self._subscribe = subscribe
+        self._leave: Callable[[], None] | None = None
+
+    def open(self, send: Callable[[bytes], None]) -> None:
+        self._leave = self._subscribe(send)
+
+    def close(self) -> None:
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
 
 
 def head(status: int, content_type: str) -> bytes:

@@ -14,17 +14,19 @@ import msgspec
 from cotenant.errors import InvalidError, MalformedError, NotFoundError, UnsupportedError
 from cotenant.live.access import Permission
 from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.response import HTML, TextResponse
+from cotenant.live.http.response import EventStream, TextResponse
 from cotenant.live.metrics import render
 from cotenant.live.oip import Core, Data, model_metadata, server_metadata
+from cotenant.live.page import PageFeed
+from cotenant.live.page.assets import INDEX, SECURITY, asset
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
-    """What handlers answer from. page: makes the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
+    """What handlers answer from. page: feeds the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
     reload: has the settings read again."""
 
     core: Core
-    page: Callable[[], Awaitable[str]] | None = None
+    page: PageFeed | None = None
     status: Callable[[], Awaitable[Any]] | None = None
     reload: Callable[[], Awaitable[None]] | None = None
 
@@ -35,6 +37,7 @@ class Route(msgspec.Struct, frozen=True):
     endpoints: dict[bytes, Endpoint]
     model: str = ""
     version: str = ""
+    file: str = ""
 
     @property
     def infers(self) -> bool:
@@ -70,14 +73,21 @@ def find_route(url: bytes) -> Route | None:
                 model = unquote_to_bytes(groups.get("model", "")).decode()
             except UnicodeDecodeError:
                 return None
-            return Route(endpoints, model, groups.get("version", ""))
+            return Route(endpoints, model, groups.get("version", ""), groups.get("file", ""))
     return None
 
 
-async def _page(services: Services, route: Route, request: RequestCycle) -> Any:
+def _page(services: Services, route: Route, request: RequestCycle) -> Any:
     if services.page is None:
         raise NotFoundError("Not Found")
-    return TextResponse((await services.page()).encode(), HTML)
+    return TextResponse(*asset(route.file or INDEX), SECURITY)
+
+
+def _events(services: Services, route: Route, request: RequestCycle) -> Any:
+    if services.page is None:
+        raise NotFoundError("Not Found")
+    services.page.admit()
+    return EventStream(services.page.subscribe)
 
 
 async def _status(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -194,7 +204,9 @@ _REGION = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 
 ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
     (rf"{_VERSION}/infer", {b"POST": Endpoint(None, Permission.INFER)}),
-    (r"/", {b"GET": Endpoint(_page, Permission.OBSERVE)}),
+    (r"/", {b"GET": Endpoint(_page, Permission.PUBLIC)}),
+    (r"/cotenant/page/(?P<file>[^/]+)", {b"GET": Endpoint(_page, Permission.PUBLIC)}),
+    (r"/cotenant/events", {b"GET": Endpoint(_events, Permission.OBSERVE)}),
     (r"/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE)}),
     (r"/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL)}),
     (r"/metrics", {b"GET": Endpoint(metrics, Permission.OBSERVE)}),

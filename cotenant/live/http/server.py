@@ -14,10 +14,11 @@ from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
 from cotenant.live.limits import Limits
 from cotenant.live.oip import Core
+from cotenant.live.page import PageFeed
 
 
 class HttpServer:
-    """Serve a core over HTTP. page: makes what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
+    """Serve a core over HTTP. page: feeds what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
     reload: has the settings read again, on a POST to ``/cotenant/reload``.
 
     only_metrics: offer nothing else, for an address that more people may reach. access: who may do what; by default
@@ -28,7 +29,7 @@ class HttpServer:
         self,
         core: Core,
         *,
-        page: Callable[[], Awaitable[str]] | None = None,
+        page: PageFeed | None = None,
         status: Callable[[], Awaitable[Any]] | None = None,
         reload: Callable[[], Awaitable[None]] | None = None,
         only_metrics: bool = False,
