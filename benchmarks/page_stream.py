@@ -89,7 +89,9 @@ async def measure(root: Path) -> None:
         assert feed._timer is not None
         clock = time.monotonic()
         feed._clock = lambda: clock
-        idle, ticks, points = [], [], []
+        idle: list[float] = []
+        ticks: list[float] = []
+        points: list[float] = []
         sent = 0
 
         def send(data: bytes) -> None:

@@ -105,7 +105,7 @@ class StatusReporter:
 
     def _rollout_status(self) -> RevisionStatus:
         status = self._rollouts.status()
-        in_force, desired, now = status.in_force, status.desired, time.monotonic()
+        in_force, desired, past, now = status.in_force, status.desired, self._rollouts.statistics, time.monotonic()
         return RevisionStatus(
             revision=0 if in_force is None else in_force.number,
             reason="" if in_force is None else in_force.reason,
@@ -114,7 +114,7 @@ class StatusReporter:
             desired_reason="" if desired is None else desired.reason,
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
-            last=tuple(_past(now - ended_at, ended) for ended_at, ended in self._rollouts.statistics.last),
+            last=tuple(_past(now - ended_at, ended) for ended_at, ended in zip(past.ended_at, past.last, strict=True)),
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:

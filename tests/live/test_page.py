@@ -300,8 +300,8 @@ def test_stream_needs_a_token_that_may_observe_and_the_files_need_none(core: Stu
     async def main() -> None:
         async with serving(core, access) as (server, _):
             wire, files = Wire(server), Wire(server)
-            headers = {"Authorization": f"Bearer {token}"} if token else {}
-            wire.say(request("GET", "/cotenant/events", **headers))
+            authorization = {"Authorization": f"Bearer {token}"} if token else {}
+            wire.say(request("GET", "/cotenant/events", b"", **authorization))
             assert f" {status} ".encode() in wire.got[:20]
             files.say(request("GET", "/"))
             assert files.answers[0].status == 200
