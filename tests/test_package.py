@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import cotenant
 
@@ -46,3 +47,11 @@ def test_problem_with_an_unknown_objective_is_rejected() -> None:
 def test_package_import_loads_nothing_heavy() -> None:
     code = "import sys, cotenant; print(sorted({'numpy', 'onnxruntime', 'grpc', 'typer', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_wheel_holds_the_files_of_the_page() -> None:
+    root = Path(cotenant.__file__).parent.parent
+    held = {file.distribution_path for file in WheelBuilder(str(root)).recurse_included_files()}
+    folder = "cotenant/live/page/static"
+    assert {f"{folder}/{file.name}" for file in (root / folder).iterdir()} <= held
+    assert {f"{folder}/index.html", f"{folder}/uPlot.LICENSE.txt"} <= held
