@@ -82,6 +82,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
         ),
         ("rate = 200", "rate = -1", "model 'resnet50': a rate of -1 requests/s must be finite and at least 0"),
         ("rate = 200", "rate = 1\nattainment = 1.5", "models[0].attainment: 1.5 must lie above 0 and at most at 1"),
+        ("rate = 200", "rate = 1\npriority = -1", "models[0].priority: -1 must be at least 1, the highest priority"),
         ("rate = 200", "rate = 1\nmax_queue_delay = 5", "models[0].max_queue_delay: '5' has no unit of time"),
         ('"devices"', '"speed"', "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ('"none"', '"linear"', "interference: 'linear' is not known; take 'none' or"),
@@ -317,6 +318,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         max_batch = 8
         max_queue_delay = "2ms"
         attainment = "95%"
+        priority = 2
 
         [[models]]
         name = "other"
@@ -338,6 +340,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
             max_batch=8,
             max_queue_delay=0.002,
             attainment=0.95,
+            priority=2,
         ),
         ModelSettings(name="other"),
     )
@@ -361,6 +364,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("planner = 'best'", "planner: 'best' is not known; take "),
         ("grace = 10", "grace: '10' has no unit of time"),
         ("[[models]]\nname = 'a'\nmax_batch = 0", "models[0].max_batch: 0 must be at least 1"),
+        ("[[models]]\nname = 'a'\npriority = 0", "models[0].priority: 0 must be at least 1, the highest priority"),
         ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s must be finite and at least 0"),
         ("objective = 'speed'", "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),

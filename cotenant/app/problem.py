@@ -42,6 +42,7 @@ def model_of(
         attainment=settings.attainment,
         max_batch=min(limit, settings.max_batch or limit),
         max_queue_delay=max_queue_delay if settings.max_queue_delay is None else settings.max_queue_delay,
+        priority=settings.priority,
     )
 
 
@@ -55,7 +56,7 @@ def ensemble_model(settings: ModelSettings, ensemble: Ensemble, served: Mapping[
             )
     seconds = {step.name: served[step.model].model.slo for step in ensemble.steps}
     slo = ensemble.application(1.0).length(seconds) if settings.slo is None else settings.slo
-    return Model(name=ensemble.info.name, slo=slo, attainment=settings.attainment)
+    return Model(name=ensemble.info.name, slo=slo, attainment=settings.attainment, priority=settings.priority)
 
 
 def build_problem(
@@ -72,7 +73,7 @@ def build_problem(
     """
     given = {model.name: model for model in settings.models}
     applications = [
-        servable.ensemble.application(servable.model.slo, servable.model.attainment)
+        servable.ensemble.application(servable.model.slo, servable.model.attainment, servable.model.priority)
         for servable in served.values()
         if servable.ensemble is not None
     ]

@@ -22,6 +22,7 @@ from cotenant.core.identity import decode_identity
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
+from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.check import check
 from cotenant.planners.rates import at_rates, rescaled_plan
 from cotenant.planning.replan import slowed_profiles
@@ -56,11 +57,14 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
     rates = {name: learnt.rates.get(name, 0.0) for name in problem.rates}
     asked = at_rates(problem, rates)
     slowed = msgspec.structs.replace(asked, profiles=slowed_profiles(problem.profiles, learnt.slowdowns))
-    # A plan that was kept for higher rates still names those that it was made for.
-    for plan in (learnt.plan, rescaled_plan(learnt.plan, slowed)):
+    plan = learnt.plan
+    violations = check(plan, slowed)
+    if violations and not overlong_paths(plan, slowed):
+        # A plan that was kept for higher rates still names those that it was made for.
+        plan = rescaled_plan(plan, without_applications(slowed, plan.split))
         violations = check(plan, slowed)
-        if not violations:
-            return msgspec.structs.replace(deployment, plan=plan, problem=asked)
+    if not violations:
+        return msgspec.structs.replace(deployment, plan=plan, problem=asked)
     logger.info("the plan of the last run is not valid any more: %s", violations[0])
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.config.toml import parse_target
+from cotenant.config.toml import parse_priority, parse_target
 from cotenant.core import units
 from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
 from cotenant.errors import ConfigError, PlanError
@@ -32,6 +32,7 @@ class ApplicationEntry(msgspec.Struct, forbid_unknown_fields=True):
     slo: str | int | float
     rate: float
     attainment: str | float = 0.99
+    priority: int = 1
     stages: list[StageEntry] = []
 
 
@@ -51,6 +52,7 @@ def read_application(entry: ApplicationEntry, place: str) -> Application:
             name=entry.name,
             slo=parse_target(entry.slo, f"{place}.slo"),
             attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
+            priority=parse_priority(entry.priority, f"{place}.priority"),
             stages=stages,
         )
     except PlanError as error:

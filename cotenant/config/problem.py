@@ -17,6 +17,7 @@ from cotenant.config.toml import (
     decode_toml,
     nearest_hint,
     parse_cuts,
+    parse_priority,
     parse_rate,
     parse_target,
     read_text,
@@ -38,6 +39,7 @@ class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     attainment: str | float = 0.99
     max_batch: int | None = None
     max_queue_delay: str | int | float = "0ms"
+    priority: int = 1
 
 
 class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -160,6 +162,7 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
         attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         max_batch=entry.max_batch,
         max_queue_delay=units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
+        priority=parse_priority(entry.priority, f"{place}.priority"),
     )
 
 

@@ -13,6 +13,7 @@ from cotenant.config.toml import (
     check_one_of,
     decode_toml,
     parse_cuts,
+    parse_priority,
     parse_rate,
     parse_target,
     read_text,
@@ -34,7 +35,7 @@ MIN_WORKER_MEMORY = 256 << 20  # bytes
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Configure one model. None: the server chooses.
 
-    slo, max_queue_delay: seconds. rate: requests/s to expect.
+    slo, max_queue_delay: seconds. rate: requests/s to expect. priority: as of a `Model`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     max_batch: int | None = None
     max_queue_delay: float | None = None
+    priority: int = 1
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,7 @@ class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
     attainment: str | float = 0.99
     max_batch: int | None = None
     max_queue_delay: str | int | float | None = None
+    priority: int = 1
 
 
 class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -283,6 +286,7 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
         max_queue_delay=None
         if entry.max_queue_delay is None
         else units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
+        priority=parse_priority(entry.priority, f"{place}.priority"),
     )
 
 

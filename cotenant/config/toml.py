@@ -128,6 +128,13 @@ def parse_target(text: str | float, place: str) -> float:
     return value
 
 
+def parse_priority(priority: int, place: str) -> int:
+    """Check the priority of a model. Raises ConfigError."""
+    if priority < 1:
+        raise ConfigError(f"{place}: {priority} must be at least 1, the highest priority")
+    return priority
+
+
 def parse_rate(rate: float, place: str) -> float:
     """Parse requests/s within the range of planners; the caller checks whether it is a rate at all."""
     if 0 < rate < LEAST_RATE or MOST_RATE < rate < math.inf:

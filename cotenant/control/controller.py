@@ -45,6 +45,7 @@ from cotenant.control.revision import RolloutOutcome
 from cotenant.control.slowdown_monitor import SlowdownMonitor
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
+from cotenant.core.units import show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
@@ -406,7 +407,7 @@ class Controller:
 
     def _describe_excess(self, name: str) -> str:
         offered = self._watches[name].estimate.rate
-        return f"{name} is offered {offered:.3g}/s, and its plan sustains {self._limit(name):.3g}/s"
+        return f"{name} is offered {show_rate(offered)}/s, and its plan sustains {show_rate(self._limit(name))}/s"
 
     def _describe_drift(self, name: str) -> str:
         return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as predicted"

@@ -104,12 +104,13 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Describe a graph of models.
 
     slo: latency target in seconds, from the arrival to the last response; attainment: the fraction of requests that
-    must meet it.
+    must meet it. priority: as of a `Model`.
     """
 
     name: str
     slo: float
     attainment: float = 0.99
+    priority: int = 1
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attainment: the fraction of requests that must meet it.
     max_batch: the largest batch, whatever the profile contains; None: the largest that was profiled.
     max_queue_delay: how long a free lane may delay a batch that is not full, in seconds; 0: not at all.
+    priority: 1 is the highest; where devices do not suffice, models of lower numbers are served first.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float = 0.99
     max_batch: int | None = None
     max_queue_delay: float = 0.0
+    priority: int = 1
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import partial
 
 import msgspec
 
@@ -16,6 +17,7 @@ from cotenant.planners.largest_rate import largest_scale
 from cotenant.planners.portfolio import choose_planner
 from cotenant.planners.scale_search import largest_accepted_scale, meets_slos
 from cotenant.planners.slo_budget import split_slo_budgets, with_slo_budget
+from cotenant.planning.priority import keeps_priorities, plan_by_priority
 from cotenant.planning.stage_timer import StageTimer
 from cotenant.planning.validator import Validator
 
@@ -33,12 +35,22 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     4. validate by simulation, and retry with tighter targets or lower rates where an SLO is missed;
     5. state a bound that holds for every split, and how the plan came about.
 
+    Where the devices do not suffice for the rates, models of higher priority are served first.
+
     planner: a name. validate: whether to simulate; else the plan is as good as its forecast. portfolio: whether other
     planners are tried beside one that has a portfolio.
 
     Raises PlanError for an unknown planner, and for a problem that it has no plan for.
     """
     begun = time.perf_counter()
+    made = _plan(problem, planner, validate=validate, portfolio=portfolio)
+    if problem.objective == "devices" and made.unserved and not keeps_priorities(made, problem):
+        part = partial(_plan, planner=planner, validate=validate, portfolio=portfolio)
+        made = plan_by_priority(part, problem)
+    return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
+
+
+def _plan(problem: Problem, planner: str, *, validate: bool, portfolio: bool) -> Plan:
     timer = StageTimer()
     choice = choose_planner(planner, portfolio=portfolio)
     with timer.stage("slo_budget"):
@@ -59,8 +71,7 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     with timer.stage("slo_budget"):
         made = with_slo_budget(choice.plan, problem, made, split)
     stage_s = {stage: round(seconds, 6) for stage, seconds in timer.seconds.items()}
-    made = with_provenance(made, validation=validator.record(made), stage_s=stage_s)
-    return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
+    return with_provenance(made, validation=validator.record(made), stage_s=stage_s)
 
 
 def _with_tighter_targets(plan: Plan, ask: Planner, problem: Problem, asked: Problem, validator: Validator) -> Plan:

@@ -16,9 +16,10 @@ from cotenant.control.adaptation import Solve, Solved, SolveStep
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.core.profile import Profile, Profiles
+from cotenant.core.units import show_rate
 from cotenant.errors import CotenantError, PlanError
 from cotenant.planners import Problem
-from cotenant.planners.applications import without_applications
+from cotenant.planners.applications import carried_rates, overlong_paths, slo_of, without_applications
 from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
@@ -63,9 +64,8 @@ class Replanner:
         return msgspec.structs.replace(solved, seconds=self._clock() - begun)
 
     def _solved(self, solve: Solve) -> Solved:
-        known = {name: solve.rates.get(name, 0.0) for name in self._problem.rates}
         profiles = slowed_profiles(self._problem.profiles, solve.slowdowns)
-        asked = at_rates(msgspec.structs.replace(self._problem, profiles=profiles), known)
+        asked = at_rates(msgspec.structs.replace(self._problem, profiles=profiles), _known(self._problem, solve.rates))
         there = with_devices(asked, Counter(device.kind for device in solve.devices))
         if not there.fleet:
             return Solved(number=solve.number, error="no device is left", devices=_counts(self._plan(asked, solve)))
@@ -106,13 +106,16 @@ class Replanner:
         current = solve.current
         if solve.step is SolveStep.REPLAN or not {device.id for device in current.devices} <= set(solve.devices):
             return None
-        if any(rate and not current.rate(name) for name, rate in _model_rates(problem, current).items()):
+        if problem.applications and overlong_paths(current, problem):
+            return None  # it does not serve them all
+        models = without_applications(problem, current.split)
+        if any(rate and not current.rate(name) for name, rate in models.rates.items()):
             return None
-        rescaled = rescaled_plan(current, problem)
-        if solve.step is SolveStep.KEEP and not solve.slowdowns and _serves(rescaled, problem):
+        rescaled = rescaled_plan(current, models)
+        if solve.step is SolveStep.KEEP and not solve.slowdowns and _serves(rescaled, models):
             return SolveStep.KEEP, rescaled
-        retuned = rebatched_plan(rescaled, problem)
-        if retuned is None or not _serves(retuned, problem):
+        retuned = rebatched_plan(rescaled, models)
+        if retuned is None or not _serves(retuned, models):
             return None
         return (SolveStep.REPLAN if diff_plans(current, retuned).workers_started else SolveStep.RETUNE), retuned
 
@@ -121,7 +124,8 @@ class Replanner:
         return plan_problem(problem, self._planner, validate=self._validate)
 
     def _answer(self, solve: Solve, step: SolveStep, plan: Plan, problem: Problem, devices: dict[str, int]) -> Solved:
-        plan = with_totals(renumber_devices(plan, solve.current, solve.devices), problem)
+        plan = renumber_devices(plan, solve.current, solve.devices)
+        plan = with_totals(plan, without_applications(problem, plan.split))
         violations = check(plan, problem)
         if violations:
             raise PlanError(f"the plan violates {violations[0]}")
@@ -132,7 +136,7 @@ class Replanner:
             devices=devices,
             rates=problem.rates,
             sustained=_sustained(plan, problem),
-            short=_short(plan, solve.offered),
+            short=_short(plan, at_rates(problem, _known(problem, solve.offered))),
         )
 
 
@@ -155,9 +159,9 @@ def _slowed(profile: Profile, slowdown: float) -> Profile:
     return Profile(profile.model, profile.kind, points)
 
 
-def _model_rates(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Return the rates of models, with what applications ask of them."""
-    return without_applications(problem, plan.split).rates if problem.applications else problem.rates
+def _known(problem: Problem, rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the rates of what a problem has."""
+    return {name: rates.get(name, 0.0) for name in problem.rates}
 
 
 def _serves(plan: Plan, problem: Problem) -> bool:
@@ -177,19 +181,22 @@ def _sustained(plan: Plan, problem: Problem) -> dict[str, float]:
     """Return the rates at the largest multiple at which the forecast of a plan meets every SLO."""
     most = 0.0
     for scale in SUSTAINED_SCALES:
-        scaled = at_scale(problem, scale)
+        scaled = without_applications(at_scale(problem, scale), plan.split)
         if not attains(rescaled_plan(plan, scaled), scaled):
             break
         most = scale
     return {name: rate * most for name, rate in problem.rates.items()}
 
 
-def _short(plan: Plan, offered: Mapping[str, float]) -> str:
+def _short(plan: Plan, offered: Problem) -> str:
     """Return what a plan leaves unserved of the rates that are offered, in words."""
-    served = plan.rates()
+    served = carried_rates(plan, offered)
+    priorities = {name: slo_of(offered, name).priority for name in offered.rates}
+    differ = len(set(priorities.values())) > 1
     missing = [
-        f"{name} {rate - served.get(name, 0.0):.3g} of {rate:.3g}/s"
-        for name, rate in sorted(offered.items())
-        if name in plan.unserved and rate > served.get(name, 0.0) * (1 + ROUNDING_TOLERANCE)
+        f"{name} {show_rate(rate - served[name])} of {show_rate(rate)}/s"
+        + (f" (priority {priorities[name]})" if differ else "")
+        for name, rate in sorted(offered.rates.items())
+        if rate > served[name] * (1 + ROUNDING_TOLERANCE)
     ]
     return f"the devices that are there leave unserved: {', '.join(missing)}" if missing else ""

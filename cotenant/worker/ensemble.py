@@ -43,7 +43,7 @@ class Ensemble(msgspec.Struct, frozen=True):
     def models(self) -> set[str]:
         return {step.model for step in self.steps}
 
-    def application(self, slo: float, attainment: float = 0.99) -> Application:
+    def application(self, slo: float, attainment: float = 0.99, priority: int = 1) -> Application:
         """Return the ensemble as planners and the dispatcher know it."""
         stages = tuple(
             Stage(
@@ -55,7 +55,7 @@ class Ensemble(msgspec.Struct, frozen=True):
             )
             for step in self.steps
         )
-        return Application(name=self.info.name, slo=slo, attainment=attainment, stages=stages)
+        return Application(name=self.info.name, slo=slo, attainment=attainment, priority=priority, stages=stages)
 
 
 def describe_ensemble(entry: Entry, infos: Mapping[str, ModelInfo], broken: Mapping[str, str]) -> Ensemble:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 import pytest
 
 from cotenant.control.adaptation import Solve, Solved, SolveStep
+from cotenant.core.application import Application, Stage
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
@@ -89,6 +91,46 @@ def test_more_devices_are_wanted_and_the_best_is_done_meanwhile() -> None:
     assert with_all.short == ""
     assert with_all.plan is not None
     assert with_all.plan.devices_used == solved.devices["k"]
+
+
+def test_what_is_short_is_of_the_lowest_priority() -> None:
+    models = tuple(msgspec.structs.replace(model, priority=2 if model.name == "a" else 1) for model in PROBLEM.models)
+    rates = {"a": 1200.0, "b": 60.0}
+    asked = Solve(number=7, rates=rates, offered=rates, current=current(), devices=ONE)
+    solved = Replanner(msgspec.structs.replace(PROBLEM, models=models))(asked)
+    assert solved.plan is not None
+    assert solved.plan.rate("b") >= 60.0 > solved.plan.rate("a") / 100
+    assert re.fullmatch(
+        r"the devices that are there leave unserved: a [0-9]+ of 1200/s \(priority 2\)", solved.short
+    ), solved.short
+
+
+def with_application(rate: float) -> Problem:
+    stages = (Stage(name="a", model="a"), Stage(name="b", model="b", after=("a",)))
+    application = Application(name="both", slo=0.6, stages=stages)
+    return msgspec.structs.replace(PROBLEM, applications=(application,), rates={"a": 50.0, "b": 0.0, "both": rate})
+
+
+@pytest.mark.parametrize(("rate", "step"), [(10.5, SolveStep.KEEP), (45.0, SolveStep.REPLAN)])
+def test_stages_of_applications_are_planned_for(rate: float, step: SolveStep) -> None:
+    plan = plan_problem(with_devices(with_application(10.0), {"k": 1}), validate=False)
+    asked = with_application(rate)
+    solve = Solve(number=7, rates=asked.rates, offered=asked.rates, current=plan, devices=FOUR, step=step)
+    solved = Replanner(with_application(10.0))(solve)
+    assert (solved.step, solved.error, solved.short) == (step, "", "")
+    assert solved.plan is not None
+    assert solved.plan.rate("a") >= 50.0 + rate
+    assert solved.plan.rate("b") >= rate
+    assert solved.sustained["both"] >= rate
+
+
+def test_application_without_a_split_is_planned_anew() -> None:
+    asked = with_application(10.0)
+    plan = current({"a": 50.0, "b": 0.0})
+    solved = Replanner(asked)(Solve(number=7, rates=asked.rates, offered=asked.rates, current=plan, devices=ONE))
+    assert solved.step is SolveStep.REPLAN
+    assert solved.plan is not None
+    assert solved.plan.split.keys() == {"both"}
 
 
 def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:

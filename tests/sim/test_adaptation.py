@@ -31,6 +31,8 @@ from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
+from cotenant.planning import plan as plan_problem
+from cotenant.planning.replan import Replanner
 from cotenant.sim.adaptation import Adaptation
 from cotenant.sim.cloud import CloudKind, SimulatedCloud
 from cotenant.sim.run import simulate
@@ -130,6 +132,37 @@ def stepping(*points: tuple[float, float]) -> Workload:
     for (_, before), (time, rate) in itertools.pairwise(points):
         corners += [(time, before), (time, rate)]
     return Workload(sources={"a": Curve(points=(*corners, (1e4, points[-1][1])))})
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_model_of_higher_priority_keeps_its_slo_where_devices_do_not_suffice(first: str) -> None:
+    latencies = [
+        Point(share=share, batch=1, latency=10.0 / share, memory=0) for share in (200, 400, 500, 600, 800, 1000)
+    ]
+    problem = Problem(
+        models=tuple(Model(name=name, slo=0.2, priority=1 if name == first else 2) for name in "ab"),
+        rates={"a": 10.0, "b": 10.0},
+        fleet=(Kind(name="gpu", cuts=(200, 400, 500, 600, 800, 1000)),),
+        profiles={(name, "gpu"): Profile(name, "gpu", latencies) for name in "ab"},
+        time_limit=0.1,
+    )
+    log = Log()
+    adaptation = Adaptation(
+        controller=Controller(GPU[:1], {"a": 0.99, "b": 0.99}), solver=Replanner(problem, "elastic"), log=log
+    )
+    rising = Curve(points=((0.0, 10.0), (20.0, 10.0), (20.0, 60.0), (1e4, 60.0)))
+    plan = plan_problem(problem, "elastic", validate=False)
+    report = simulate(
+        problem, plan, Workload(sources={"a": rising, "b": rising}), seconds=120.0, adaptation=adaptation, startup=0.5
+    )
+    (last,) = {"a", "b"} - {first}
+    attainment = {row.model: row.attainment or 0.0 for row in report.models}
+    assert attainment[first] > 0.95
+    assert 0.2 < attainment[last] < 0.8
+    solved = [event for _, event in log.told(Solved)]
+    assert any(f"leave unserved: {last} " in event.short for event in solved)
+    assert not any(f"{first} " in event.short for event in solved)
+    assert len(solved) <= 4, "what cannot be served is no reason to plan again and again"
 
 
 def test_constant_rate_is_observed_and_changes_nothing() -> None:

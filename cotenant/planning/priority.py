@@ -1,0 +1,59 @@
+"""Where devices do not suffice, serve models of higher priority first, and the others with what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.planners.applications import carried_rates, slo_of, without_applications
+from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
+from cotenant.planners.rates import at_rates
+
+HALVINGS = 4  # of the part of its rates that a priority gets, where all of them would take from higher priorities
+
+
+def keeps_priorities(plan: Plan, problem: Problem) -> bool:
+    """Tell whether only what has the lowest priority of all is left unserved."""
+    *higher, _ = _by_priority(problem)
+    served = carried_rates(plan, problem)
+    return _serves(served, {name: problem.rates[name] for names in higher for name in names})
+
+
+def plan_by_priority(plan: Callable[[Problem], Plan], problem: Problem) -> Plan:
+    """Return a plan in which nothing takes from what has a higher priority.
+
+    plan: makes a plan for rates, of which it may leave unserved what it likes: that decides among models of one
+    priority. The rates of each priority in turn are added to those that are served already, all of them, or the largest
+    part that leaves these served.
+    """
+    kept = dict.fromkeys(problem.rates, 0.0)
+    best: Plan | None = None
+    for names in _by_priority(problem):
+        part, step = 1.0, 0.5
+        added: dict[str, float] = {}
+        for _ in range(1 + HALVINGS):
+            asked = at_rates(problem, kept | {name: part * problem.rates[name] for name in names})
+            attempt = plan(asked)
+            served = carried_rates(attempt, asked)
+            fits = best is None or _serves(served, kept)
+            if fits:
+                best, added = attempt, {name: served[name] for name in names}
+            if fits and part == 1.0:
+                break
+            part += step if fits else -step
+            step /= 2
+        kept |= added
+    assert best is not None
+    return with_totals(best, without_applications(problem, best.split))
+
+
+def _by_priority(problem: Problem) -> list[list[str]]:
+    """Return what has a rate, in groups of one priority, the most important first."""
+    priorities = {name: slo_of(problem, name).priority for name, rate in problem.rates.items() if rate}
+    levels = sorted(set(priorities.values()))
+    return [[name for name in priorities if priorities[name] == level] for level in levels] or [[]]
+
+
+def _serves(served: dict[str, float], rates: dict[str, float]) -> bool:
+    return all(served[name] >= rate * (1 - ROUNDING_TOLERANCE) for name, rate in rates.items())
