@@ -69,5 +69,5 @@ $(READY): pyproject.toml Makefile
 # Tests run models of PyTorch, which no demo needs. One version, so that nothing newer comes in unseen; a build for
 # processors alone serves as well as the usual one for Linux, which brings some 5 GB of CUDA along.
 $(TESTABLE): $(READY)
-	$(BIN)/pip install --quiet --editable '.[gpu]' 'torch==2.13.0' 'torchvision==0.28.0'
+	$(BIN)/pip install --quiet --editable '.[gpu,otel]' 'torch==2.13.0' 'torchvision==0.28.0'
 	touch $(TESTABLE)

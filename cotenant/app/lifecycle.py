@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -28,6 +28,7 @@ from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.limits import Limits, metrics_limits
 from cotenant.live.server import Server
+from cotenant.live.tracing import tracing
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ async def running(
     """
     settings, backend, builder, deployment, learnt = assembly
     check_serves_something(deployment)
-    with _event_log(settings.event_log) as log:
+    async with tracing(settings.otlp_endpoint) as tracer, _opened(settings.event_log) as log:
         server = Server(
             deployment,
             backend,
@@ -94,6 +95,7 @@ async def running(
             memory_policy=MemoryPolicy(settings.rollout_memory),
             adaptation=_adaptation(settings, learnt),
             log=log,
+            tracer=tracer,
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
@@ -106,6 +108,7 @@ async def running(
             limits=limits,
             access=access,
             tls=tls,
+            log_access=settings.access_log,
         )
         metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
         grpc = GrpcServer(server, message_size=settings.max_body, access=access, tls=grpc_tls(settings.access))
@@ -152,8 +155,8 @@ async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> s
     return f"{shown}:{bound}"
 
 
-@contextmanager
-def _event_log(path: Path | None) -> Iterator[BinaryIO | None]:
+@asynccontextmanager
+async def _opened(path: Path | None) -> AsyncIterator[BinaryIO | None]:
     """Open the event log. A log that does not fit on its disk any more does not stop the server."""
     if path is None:
         yield None

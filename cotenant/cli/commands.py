@@ -25,6 +25,7 @@ from cotenant.cli.loading import (
 )
 from cotenant.cli.options import (
     LOCAL,
+    AccessLog,
     Adapt,
     CaFile,
     Duration,
@@ -33,10 +34,12 @@ from cotenant.cli.options import (
     Host,
     HttpPort,
     Json,
+    LogFormatOption,
     LogLevelOption,
     MaxQueueDelay,
     MetricsPort,
     ModelRepository,
+    OtlpEndpoint,
     PlannerName,
     PlotFile,
     ProblemFile,
@@ -303,6 +306,9 @@ def serve(
     adapt: Adapt = None,
     event_log: EventLog = None,
     log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    access_log: AccessLog = None,
+    otlp_endpoint: OtlpEndpoint = None,
     json: Json = False,
 ) -> None:
     """Serve a model repository over HTTP and gRPC until Ctrl-C."""
@@ -323,6 +329,9 @@ def serve(
             adapt=adapt,
             event_log=event_log,
             log_level=log_level,
+            log_format=log_format,
+            access_log=access_log,
+            otlp_endpoint=otlp_endpoint,
         )
 
     uvloop.run(run(read, json=json))

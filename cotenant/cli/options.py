@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.config.settings import LogLevel
+from cotenant.config.settings import LogFormat, LogLevel
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS
@@ -134,6 +134,18 @@ MaxQueueDelay = Annotated[
 LogLevelOption = Annotated[
     LogLevel | None,
     typer.Option("--log-level", envvar="COTENANT_LOG_LEVEL", help="Least severe messages to log. Default: warning."),
+]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option("--log-format", envvar="COTENANT_LOG_FORMAT", help="Format of the log. Default: text."),
+]
+AccessLog = Annotated[
+    bool | None,
+    typer.Option("--access-log/--no-access-log", envvar="COTENANT_ACCESS_LOG", help="Log every HTTP request."),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option("--otlp-endpoint", envvar="COTENANT_OTLP_ENDPOINT", help="Collector that traces are exported to."),
 ]
 ServerAddress = Annotated[
     str,

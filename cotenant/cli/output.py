@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from cotenant.cli.log_format import JsonLogFormatter, LogFormatter
 from cotenant.core.application import Application
 from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
@@ -30,8 +31,13 @@ if not console.is_terminal and "COLUMNS" not in os.environ:
 aside = Console(stderr=True)  # progress and notes
 
 
-def set_log_level(level: str) -> None:
-    logging.getLogger().setLevel(level.upper())
+def set_up_log(level: str, format: str, *, access: bool) -> None:
+    """Set up the log of a server: with the time of each line. access: write the access log too, whatever the level."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    logging.getLogger("cotenant.access").setLevel(logging.INFO if access else logging.NOTSET)
+    for handler in root.handlers:
+        handler.setFormatter(JsonLogFormatter() if format == "json" else LogFormatter(timed=True))
 
 
 def print_labelled(word: str, text: str, to: Console = aside) -> None:

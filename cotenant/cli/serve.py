@@ -16,7 +16,7 @@ from cotenant.app.running_server import Addresses
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import Interrupted, interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_log_level, show_json
+from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_up_log, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
 from cotenant.errors import CotenantError
@@ -31,7 +31,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     json: print the addresses and the plan as JSON, once the server is up, instead of a table.
     """
     settings = read()
-    set_log_level(settings.log_level)
+    set_up_log(settings.log_level, settings.log_format, access=settings.access_log)
     backend = create_backend(settings)
     raise_file_limit()
     async with until_terminated() as stopping, reload_signals(stopping) as reload:
@@ -39,7 +39,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
             assembly = await assemble(settings, backend, progress=progress)
 
         def on_reload(current: Settings) -> None:
-            set_log_level(current.log_level)
+            set_up_log(current.log_level, current.log_format, access=current.access_log)
             show_reloaded(server.deployment, json=json)
 
         async with running(assembly, read, on_reload) as server:

@@ -25,6 +25,7 @@ from cotenant.planners import PLANNERS, Objective, planner_names
 Enforcement = Literal["throttle", "quota"]
 RolloutMemory = Literal["refuse", "gap", "oversubscribe"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 
@@ -87,6 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
+    access_log: write a line for each HTTP request. otlp_endpoint: URL that traces are exported to; None: no traces.
     state: SQLite file of what is kept over a restart; None: one for each repository beside the profile cache.
     """
 
@@ -120,6 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_log: Path | None
     state: Path | None
     log_level: LogLevel
+    log_format: LogFormat
+    access_log: bool
+    otlp_endpoint: str | None
     access: AccessSettings
     models: tuple[ModelSettings, ...]
 
@@ -199,6 +204,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     event_log: str | None = None
     state: str | None = None
     log_level: str = "warning"
+    log_format: str = "text"
+    access_log: bool = False
+    otlp_endpoint: str | None = None
     control: str = "loopback"
     tokens: _TokensEntry = msgspec.field(default_factory=_TokensEntry)
     tls: _TlsEntry | None = None
@@ -257,6 +265,9 @@ def read_settings(path: Path | str | None = None) -> Settings:
         event_log=None if file.event_log is None else base / file.event_log,
         state=None if file.state is None else base / file.state,
         log_level=check_one_of(file.log_level, LogLevel, f"{place}: log_level"),
+        log_format=check_one_of(file.log_format, LogFormat, f"{place}: log_format"),
+        access_log=file.access_log,
+        otlp_endpoint=_endpoint(file.otlp_endpoint, f"{place}: otlp_endpoint"),
         access=_access(file, base, place),
         models=models,
     )
@@ -325,6 +336,12 @@ def _worker_memory(text: str | None, place: str) -> int | None:
     if size is not None and size < MIN_WORKER_MEMORY:
         raise ConfigError(f"{place}: {text!r} is less than a worker takes to start; write 256MiB or more")
     return size
+
+
+def _endpoint(url: str | None, place: str) -> str | None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{place}: {url!r} is no URL of a collector; write http://localhost:4318")
+    return url
 
 
 def _spares(value: int, place: str) -> int:

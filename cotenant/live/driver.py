@@ -59,6 +59,18 @@ class Observer(Protocol):
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
+class Tracer(Protocol):
+    """Hear of each request, and of batches before their requests end. Times are of the driver's clock."""
+
+    def arrived(self, request: Request, parent: str) -> None: ...
+
+    def spawned(self, whole: int, request: Request) -> None: ...
+
+    def ran(self, run: Run, timing: Timing) -> None: ...
+
+    def ended(self, reply: Reply, now: float) -> None: ...
+
+
 class StageTensors(Protocol):
     """The tensors of an application request, from stage to stage. number: of a stage; item: of its requests, from 0."""
 
@@ -89,13 +101,14 @@ class Driver:
         clock: Callable[[], float],
         drained: Callable[[LaneId], None],
         log: EventLog | None = None,
+        tracer: Tracer | None = None,
         rounding: float = ROUNDING,
     ) -> None:
         """Drive a dispatcher from the running event loop.
 
         run: gives a lane a batch of a model, with the inputs of each request. clock: monotonic seconds. drained: called
-        with a lane whose worker may stop. log: where events and commands are written. rounding: seconds by which the
-        loop's timers may be early.
+        with a lane whose worker may stop. log: where events and commands are written. tracer: what makes traces of
+        requests. rounding: seconds by which the loop's timers may be early.
         """
         self._dispatcher = dispatcher
         self._decide = Applications(dispatcher.handle).handle
@@ -104,6 +117,7 @@ class Driver:
         self._clock = clock
         self._drained = drained
         self._log = log
+        self._tracer = tracer
         self._rounding = rounding
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of requests in flight
@@ -153,10 +167,11 @@ class Driver:
         within: float,
         size: int = 1,
         priority: int = 0,
+        trace: str = "",
     ) -> int:
         """Submit a request to be answered `within` seconds. Return its id, perhaps after `answered` was called.
 
-        inputs: for an application, the tensors of its stages.
+        inputs: for an application, the tensors of its stages. trace: the caller's `traceparent`.
         """
         self._requests += 1
         self.arrived[model] += 1
@@ -168,7 +183,10 @@ class Driver:
             self._parts[request_id] = inputs
         now = self._clock()
         deadline = now + within - self._writing  # the caller counts until it has its response
-        self.feed(Arrived(Request(request_id, model, now, deadline, size, priority)))
+        request = Request(request_id, model, now, deadline, size, priority)
+        if self._tracer is not None:
+            self._tracer.arrived(request, trace)
+        self.feed(Arrived(request))
         return request_id
 
     def cancel(self, request_id: int) -> None:
@@ -189,6 +207,8 @@ class Driver:
         outputs: dict[int, Tensors] = {}
         try:
             self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
+            if self._tracer is not None:
+                self._tracer.ran(run, timing)
             event: Event = self._read_answers(run, answers, outputs, timing.lent)
         except Exception:
             logger.exception("the answers to batch %d of model '%s' on %s were lost", batch, run.model, lane)
@@ -274,6 +294,8 @@ class Driver:
                 self._reply(command, now, answers)
             case Spawn(whole, number, request, item):
                 parts = self._parts[whole]
+                if self._tracer is not None:
+                    self._tracer.spawned(whole, request)
                 self._stages[request.id] = parts, number
                 take = partial(_take, parts, number, item)
                 try:
@@ -309,6 +331,8 @@ class Driver:
 
     def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
         self._observer.ended(reply, now)
+        if self._tracer is not None:
+            self._tracer.ended(reply, now)
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             parts = self._parts.pop(request.id, None) if self._parts else None

@@ -58,6 +58,7 @@ class InferenceService:
             ),
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
             priority=request.priority,
+            trace=request.traceparent,
         )
 
     def cancel(self, request_id: int) -> None:

@@ -61,7 +61,8 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for inference, checked against its model.
 
     outputs: those asked for; empty: all. timeout: seconds from now, None for the model's target. patience: seconds
-    after which the caller will have left, if known. priority: 0 is the most urgent.
+    after which the caller will have left, if known. priority: 0 is the most urgent. traceparent: the caller's place in
+    a trace, as W3C has it; "" where it told none.
     """
 
     model: str
@@ -73,6 +74,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     patience: float | None = None
     priority: int = 0
     parameters: Parameters = {}
+    traceparent: str = ""
 
 
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -277,6 +277,8 @@ class RolloutDriver:
         self.statistics.ended(ended)
         if ended.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED):
             logger.warning("revision %d (%s) was %s: %s", number, ended.revision.reason, ended.outcome, ended.reason)
+        else:
+            logger.info("revision %d (%s) is %s", number, ended.revision.reason, ended.outcome)
         in_force = 0 if status.in_force is None else status.in_force.number
         if number != in_force:
             del self._deployments[number]

@@ -16,7 +16,7 @@ from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
 from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment, Prepare
 from cotenant.live.deployment_manager import DeploymentManager
-from cotenant.live.driver import Driver, Tensors
+from cotenant.live.driver import Driver, Tensors, Tracer
 from cotenant.live.event_log import EventLog
 from cotenant.live.inference import InferenceService
 from cotenant.live.metrics import ServerCollector
@@ -42,7 +42,8 @@ class Server:
 
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
     confinement: of worker processes. page: feeds the web page. memory_policy: where a device cannot hold the workers of
-    two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes.
+    two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
+    makes traces of requests.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Server:
         memory_policy: MemoryPolicy = MemoryPolicy.REFUSE,
         adaptation: AdaptationOptions | None = None,
         log: BinaryIO | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
@@ -66,7 +68,13 @@ class Server:
         state = ServingState(deployment)
         observer = ServingObserver(state, busy_since=lambda lane: driver.busy_since(lane))
         driver = Driver(
-            Dispatcher(), run, observer, clock=time.monotonic, drained=lambda lane: rollouts.drained(lane), log=events
+            Dispatcher(),
+            run,
+            observer,
+            clock=time.monotonic,
+            drained=lambda lane: rollouts.drained(lane),
+            log=events,
+            tracer=tracer,
         )
         self._arena = Arena(ARENA)
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))

@@ -729,3 +729,22 @@ def test_connection_fed_any_bytes_raises_nothing(parts: list[bytes], size: int) 
     wire.say(b"".join(parts), size)
     assert all(answer.status in (200, 400, 404, 405, 431, 500) for answer in wire.answers)
     wire.protocol.connection_lost(None)
+
+
+def test_access_log_has_a_line_for_each_request_where_asked_for(
+    core: StubCore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cotenant.access")
+    ask(Wire(HttpServer(core)), infer(ONE))
+    assert caplog.records == []
+    wire = Wire(HttpServer(core, log_access=True))
+    ask(wire, infer(ONE))
+    ask(wire, request("GET", "/no%0awhere"))
+    told = [record.__dict__["fields"] for record in caplog.records]
+    assert [(fields["method"], fields["url"], fields["status"]) for fields in told] == [
+        ("POST", INFER, 200),
+        ("GET", "/no%0awhere", 404),
+    ]
+    assert told[0]["peer"] == "127.0.0.1" and told[0]["seconds"] >= 0
+    assert told[0]["bytes"] == len(wire.answers[0].body)
+    assert caplog.messages[0].startswith(f"127.0.0.1 POST {INFER} 200 ")

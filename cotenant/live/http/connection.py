@@ -37,6 +37,7 @@ _HEADERS = frozenset(
         b"host",
         b"inference-header-content-length",
         b"origin",
+        b"traceparent",
         b"transfer-encoding",
         b"upgrade",
         *PROXIED,

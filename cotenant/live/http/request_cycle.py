@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from cotenant.core.units import show_seconds
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
 from cotenant.live.access import Caller
@@ -19,6 +21,7 @@ from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
 
 logger = logging.getLogger(__name__)
+access = logging.getLogger("cotenant.access")
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
 _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread, and written without joining its parts
@@ -49,13 +52,14 @@ class Channel(Protocol):
 class RequestCycle:
     """A request and its response.
 
-    block, start: the shared memory that holds the body, from byte `start` on. held: bytes of memory that it is counted
-    to hold. closes: the connection closes after the
-    response. http_1_0: the caller has to be told that it stays open. handle: of the inference request, to cancel it.
-    response: its parts in order; None until it is complete. stream: goes on after these.
+    began: when the server had read it, where there is an access log; else 0. block, start: the shared memory that holds
+    the body, from byte `start` on. held: bytes of memory that it is counted to hold. closes: the connection closes
+    after the response. http_1_0: the caller has to be told that it stays open. handle: of the inference request, to
+    cancel it. response: its parts in order; None until it is complete. stream: goes on after these.
     """
 
     __slots__ = (
+        "began",
         "block",
         "body",
         "channel",
@@ -81,6 +85,7 @@ class RequestCycle:
         self.url = url
         self.headers = headers
         self.body: Data = b""
+        self.began = 0.0
         self.block: Any = None
         self.start = 0
         self.held = 0
@@ -117,6 +122,9 @@ class RequestCycle:
             info = self.info = core.model(model, version)
             header = _header_length(self.headers)
             request, self.format = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
+            if b"traceparent" in self.headers:
+                trace = self.headers[b"traceparent"].decode("latin-1")
+                request = msgspec.structs.replace(request, traceparent=trace)
             self.request = request
             self.body, self.block = b"", None
             self.handle = core.infer(request, self.done)
@@ -190,6 +198,8 @@ class RequestCycle:
         if isinstance(payload, TextResponse):
             self.send(200, payload.content_type, (payload.body,), payload.headers)
         elif isinstance(payload, EventStream):
+            if self.began:
+                log_access(self, 200, 0)
             self.response = (payload.HEAD,)
             if self.method == b"HEAD":
                 self.closes = True
@@ -214,6 +224,8 @@ class RequestCycle:
 
     def send(self, status: int, content_type: str, body: Sequence[Data], headers: bytes = b"") -> None:
         """Complete the response. headers: further ones, each with its line end."""
+        if self.began:
+            log_access(self, status, sum(map(len, body)))
         channel = self.channel
         if channel.closes_after(self):
             self.closes = True
@@ -231,6 +243,14 @@ class RequestCycle:
             self.response = (start, *body)
             channel.hold(self, size)
         channel.flush()
+
+
+def log_access(request: RequestCycle, status: int, size: int) -> None:
+    """Write a line of the access log. size: of the response's body, in bytes."""
+    seconds, peer = time.monotonic() - request.began, request.caller().peer
+    method, url = request.method.decode("latin-1"), request.url.decode("latin-1")
+    fields = {"peer": peer, "method": method, "url": url, "status": status, "bytes": size, "seconds": seconds}
+    access.info("%s %s %s %d %d B %s", peer, method, url, status, size, show_seconds(seconds), extra={"fields": fields})
 
 
 def _header_length(headers: dict[bytes, bytes]) -> int | None:

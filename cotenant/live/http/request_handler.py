@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 import zlib
 from typing import Any
 
@@ -22,21 +23,26 @@ TOO_MUCH = "the bodies of all requests take too much memory now; try again"
 
 class RequestHandler:
     """Handle the requests of all connections. only_metrics: every other path is unknown. memory: what their bodies and
-    responses take. access: who may do what."""
+    responses take. access: who may do what. log_access: whether each request is a line of the access log."""
 
-    def __init__(self, services: Services, *, only_metrics: bool, limits: Limits, access: Access) -> None:
+    def __init__(
+        self, services: Services, *, only_metrics: bool, limits: Limits, access: Access, log_access: bool = False
+    ) -> None:
         self.access = access
         self._free = frozenset(permission for permission in Permission if access.is_free(permission))
         self.core = services.core
         self.memory = MemoryBudget(limits.memory)
         self._services = services
         self._only_metrics = only_metrics
+        self._log_access = log_access
         self._limits = limits
         self._routes: dict[bytes, Route] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, request: RequestCycle) -> None:
         """Handle a request: its response is complete at once, or later."""
+        if self._log_access:
+            request.began = time.monotonic()
         try:
             self._start(request)
         except CotenantError as error:

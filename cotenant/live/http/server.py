@@ -22,7 +22,8 @@ class HttpServer:
     reload: has the settings read again, on a POST to ``/cotenant/reload``.
 
     only_metrics: offer nothing else, for an address that more people may reach. access: who may do what; by default
-    everybody everything, but control is for the server's own machine. tls: None to serve in the clear.
+    everybody everything, but control is for the server's own machine. tls: None to serve in the clear. log_access:
+    write a line of the log for each request.
     """
 
     def __init__(
@@ -36,10 +37,13 @@ class HttpServer:
         limits: Limits | None = None,
         access: Access | None = None,
         tls: ssl.SSLContext | None = None,
+        log_access: bool = False,
     ) -> None:
         limits = limits or Limits()
         services = Services(core=core, page=page, status=status, reload=reload)
-        self._handler = RequestHandler(services, only_metrics=only_metrics, limits=limits, access=access or Access())
+        self._handler = RequestHandler(
+            services, only_metrics=only_metrics, limits=limits, access=access or Access(), log_access=log_access
+        )
         self._tls = tls
         self._connections = ConnectionTable(self._handler, limits)
         self._server: asyncio.Server | None = None
