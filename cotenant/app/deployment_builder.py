@@ -17,7 +17,9 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.deployment import Deployment, ServableModel
+from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.planning import plan as plan_problem
+from cotenant.planning.replan import slowed_profiles
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Entry, describe, scan_repository
@@ -29,7 +31,7 @@ Broken = dict[str, str]  # models that cannot be served, with the reason
 class DeploymentBuilder:
     """Build deployments of any of the models in a repository. Models are profiled once, on the backend's devices.
 
-    force: measure again what was measured in an earlier run.
+    force: measure again what was measured in an earlier run. corrections: of profiles, that plans count with.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class DeploymentBuilder:
             self._fleet = tuple(msgspec.structs.replace(kind, cuts=settings.cuts) for kind in self._fleet)
         self._profiles = ProfileSource(backend, self._fleet, progress, force=force)
         self._given = _given_profiles(settings)
+        self.corrections = ProfileCorrections()
 
     @asynccontextmanager
     async def switched(self, settings: Settings) -> AsyncIterator[Deployment]:
@@ -66,8 +69,11 @@ class DeploymentBuilder:
     async def planned(self, deployment: Deployment) -> Deployment:
         """Return a deployment with a plan for its problem."""
         # In a thread: a server goes on meanwhile.
-        plan = await asyncio.to_thread(plan_problem, deployment.problem, self._settings.planner)
-        return msgspec.structs.replace(deployment, plan=plan)
+        problem = deployment.problem
+        slowdowns = self.corrections.factors(problem)
+        slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, slowdowns))
+        plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner)
+        return msgspec.structs.replace(deployment, plan=plan, slowdowns=slowdowns)
 
     async def describe(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
         """Return a deployment, with an empty plan, of the models with these names; None: of all in the repository. A

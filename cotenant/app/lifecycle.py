@@ -61,7 +61,9 @@ async def assemble(
     if not settings.adapt:
         return Assembly(settings, backend, builder, await builder.build(models))
     described = await builder.describe(models)
-    learnt = await asyncio.to_thread(StateFile(state_path(settings)).load, state_key(described, settings))
+    file = StateFile(state_path(settings))
+    learnt = await asyncio.to_thread(file.load, state_key(described, settings))
+    builder.corrections.known |= await asyncio.to_thread(file.corrections)
     before = None if learnt is None else restored(described, learnt)
     if before is not None:
         return Assembly(settings, backend, builder, before, learnt)
@@ -93,7 +95,7 @@ async def running(
             warm_workers=settings.warm_workers,
             confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
             memory_policy=MemoryPolicy(settings.rollout_memory),
-            adaptation=_adaptation(settings, learnt),
+            adaptation=_adaptation(settings, learnt, builder),
             log=log,
             tracer=tracer,
         )
@@ -128,16 +130,15 @@ async def running(
             await server.stop(WORKER_GRACE)
 
 
-def _adaptation(settings: Settings, learnt: Learnt | None) -> AdaptationOptions | None:
+def _adaptation(settings: Settings, learnt: Learnt | None, builder: DeploymentBuilder) -> AdaptationOptions | None:
     if not settings.adapt:
         return None
 
     def solver() -> Solver:
         return BackgroundSolver(settings.planner)
 
-    if learnt is None:
-        return AdaptationOptions(solver=solver)
-    return AdaptationOptions(solver=solver, rates=learnt.rates, slowdowns=learnt.slowdowns)
+    rates = None if learnt is None else learnt.rates
+    return AdaptationOptions(solver=solver, rates=rates, corrections=builder.corrections)
 
 
 def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextManager[None]:
@@ -146,7 +147,7 @@ def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextMan
         return nullcontext()
 
     file = StateFile(state_path(builder.settings))
-    return kept(file, lambda: state_key(server.deployment, builder.settings), server.learnt)
+    return kept(file, lambda: state_key(server.deployment, builder.settings), server.learnt, builder.corrections)
 
 
 async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> str:

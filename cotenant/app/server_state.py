@@ -1,7 +1,9 @@
-"""What a server keeps over a restart: the plan in force, and the rates and slowdowns that it was made for.
+"""What a server keeps over a restart: the plan in force with the rates and slowdowns that it was made for, and by how
+much profiles turned out wrong.
 
-One row in an SQLite file, whose key says what the plan depends on: with other models, profiles or settings there is
-nothing to restore. A file that is broken, or cannot be written, costs no more than what it would have held.
+Rows of an SQLite file. The plan's has a key that says what it depends on: with other models, profiles or settings there
+is nothing to restore. Corrections name the profile that they are of. A file that is broken, or cannot be written, costs
+no more than what it would have held.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from cotenant.core.identity import decode_identity
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
+from cotenant.live.profile_corrections import ProfileCorrection, ProfileCorrections
 from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.check import check
 from cotenant.planners.rates import at_rates, rescaled_plan
@@ -64,7 +67,7 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
         plan = rescaled_plan(plan, without_applications(slowed, plan.split))
         violations = check(plan, slowed)
     if not violations:
-        return msgspec.structs.replace(deployment, plan=plan, problem=asked)
+        return msgspec.structs.replace(deployment, plan=plan, problem=asked, slowdowns=learnt.slowdowns)
     logger.info("the plan of the last run is not valid any more: %s", violations[0])
     return None
 
@@ -93,7 +96,17 @@ class StateFile:
             self._trouble(f"{self._path}: the state of the last run is broken, and now {broken.name}: {error}")
         return None
 
-    def store(self, key: str, learnt: Learnt) -> None:
+    def corrections(self) -> dict[str, ProfileCorrection]:
+        """Return the stored corrections of profiles, whatever the key. Call it after `load`, which puts a broken file
+        aside."""
+        with contextlib.suppress(sqlite3.Error, msgspec.DecodeError):
+            if self._path.exists():
+                with contextlib.closing(self._connect()) as database:
+                    row = database.execute("SELECT value FROM corrections").fetchone()
+                return {} if row is None else msgspec.json.decode(row[0], type=dict[str, ProfileCorrection])
+        return {}
+
+    def store(self, key: str, learnt: Learnt, corrections: Mapping[str, ProfileCorrection] | None = None) -> None:
         """Replace what is stored."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +114,11 @@ class StateFile:
                 database.execute("CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
                 database.execute("DELETE FROM state")
                 database.execute("INSERT INTO state VALUES (?, ?)", (key, _encode(learnt)))
+                database.execute("CREATE TABLE IF NOT EXISTS corrections (value TEXT NOT NULL)")
+                database.execute("DELETE FROM corrections")
+                database.execute(
+                    "INSERT INTO corrections VALUES (?)", (msgspec.json.encode(corrections or {}).decode(),)
+                )
         except (sqlite3.Error, OSError) as error:
             self._trouble(f"{self._path}: cannot keep the state for a restart: {error}")
         else:
@@ -116,20 +134,28 @@ class StateFile:
 
 
 @asynccontextmanager
-async def kept(file: StateFile, key: Callable[[], str], current: Callable[[], Learnt | None]) -> AsyncIterator[None]:
+async def kept(
+    file: StateFile,
+    key: Callable[[], str],
+    current: Callable[[], Learnt | None],
+    corrections: ProfileCorrections | None = None,
+) -> AsyncIterator[None]:
     """Within the block, store what has changed now and then, and at its end.
 
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
     nothing.
     """
-    stored: Learnt | None = None
+    stored: tuple[Learnt, dict[str, ProfileCorrection]] | None = None
 
     async def store() -> None:
         nonlocal stored
         learnt = current()
-        if learnt is not None and learnt != stored:
-            await asyncio.to_thread(lambda: file.store(key(), learnt))
-            stored = None if file.problem else learnt  # what could not be stored is tried again
+        if learnt is None:
+            return
+        now = learnt, {} if corrections is None else dict(corrections.known)
+        if now != stored:
+            await asyncio.to_thread(lambda: file.store(key(), *now))
+            stored = None if file.problem else now  # what could not be stored is tried again
 
     async def watch() -> None:
         while True:

@@ -32,9 +32,10 @@ class BatchLatency(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What was seen since the last observation.
 
-    seconds: since then. offered: requests that arrived, by model or application, whatever became of them; those that
-    applications make themselves are not counted. stayed, within_target: of the requests that ended, those whose caller
-    stayed, and those that met their target. waiting: requests that have not ended. latencies: of batches, by model.
+    seconds: since then. offered: rows of requests that arrived, by model or application, whatever became of them: one
+    of ten rows costs what ten of one row do. Those that applications make themselves are not counted. stayed,
+    within_target: of the requests that ended, those whose caller stayed, and those that met their target. waiting:
+    requests that have not ended. latencies: of batches, by model.
     foreign_load: part of the machine's processors that other programs used, from 0 to 1; None where that is not known.
     utilisation: part of the allocated share during which batches ran.
     """
@@ -53,12 +54,16 @@ class Adopted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A revision is in force that the controller did not ask for: the first one, a reload, a model loaded or unloaded.
 
     rates: requests/s that its plan was made for, by model or application; a model that is missing has an unknown rate.
-    slowdowns: that its plan counts with, as in `Solve`.
+    slowdowns: that its plan counts with, as in `Solve`. targets: by model or application, the fraction of requests that
+    must meet its target, where that is not known yet. corrections: of profiles, as in `CorrectProfile`, those that are
+    known from before.
     """
 
     plan: Plan
     rates: dict[str, float]
     slowdowns: dict[str, float] = {}
+    targets: dict[str, float] = {}
+    corrections: dict[str, float] = {}
 
 
 class SolveStep(StrEnum):
@@ -77,7 +82,8 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     how many of each kind are wanted for these rates, whether they are there yet or not. rates: that the plan was made
     for, which are less than was asked where that could not be served. sustained: by model or
     application, the rate up to which the plan keeps its SLO. short: what is left unserved, in words; empty where
-    nothing is. seconds: that solving took.
+    nothing is. seconds: that solving took. outdated: there is none since another revision is on its way, which is no
+    failure.
     """
 
     number: int
@@ -89,6 +95,7 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     short: str = ""
     error: str = ""
     seconds: float = 0.0
+    outdated: bool = False
 
 
 class RollEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -161,12 +168,13 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Roll(msgspec.Struct, frozen=True, tag=True):
-    """Go over to a plan by a rollout, and answer by `RollEnded`. rates: as in `Adopted`."""
+    """Go over to a plan by a rollout, and answer by `RollEnded`. rates, slowdowns: as in `Adopted`."""
 
     number: int
     plan: Plan
     rates: dict[str, float]
     reason: str
+    slowdowns: dict[str, float] = {}
 
 
 class Acquire(msgspec.Struct, frozen=True, tag=True):
@@ -182,10 +190,13 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[DeviceId, ...]
 
 
-class Remeasure(msgspec.Struct, frozen=True, tag=True):
-    """Profile these models again when there is time: their batches no longer take what their profiles say."""
+class CorrectProfile(msgspec.Struct, frozen=True, tag=True):
+    """Multiply the latencies that were measured of a model, for plans to come: as many batches, with nothing else on
+    the machine, took so many times as long. factor: at least 1, which takes an earlier correction back."""
 
-    models: tuple[str, ...]
+    model: str
+    factor: float
+    batches: int
 
 
-ControllerCommand = Solve | Roll | Acquire | Release | Remeasure
+ControllerCommand = Solve | Roll | Acquire | Release | CorrectProfile

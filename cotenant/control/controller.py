@@ -10,11 +10,14 @@ A plan is made anew for one of these reasons, the first that holds:
 - a model is offered more than its plan sustains, beyond chance (`RateMonitor`);
 - batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
 - an SLO is missed though neither is the case: then its model is planned for with more headroom;
-- rates have been lower for a whole cool-down, and fewer devices might do.
+- rates have been lower for a whole cool-down, and fewer devices might do, or serve what was short.
+
+Profiles that batches do not keep to on a quiet machine are corrected (`ProfileMonitor`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -27,11 +30,11 @@ from cotenant.control.adaptation import (
     Cause,
     ControllerCommand,
     ControllerEvent,
+    CorrectProfile,
     DevicesFound,
     DevicesGone,
     Observed,
     Release,
-    Remeasure,
     Roll,
     RollEnded,
     Solve,
@@ -49,6 +52,7 @@ from cotenant.core.units import show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
+MAX_INTERVAL = 30.0  # seconds between two observations, beyond which counts say nothing about rates
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
 
 
@@ -81,7 +85,7 @@ class Controller:
         options: ControllerOptions | None = None,
     ) -> None:
         self.options = options or ControllerOptions()
-        self._targets = targets
+        self._targets = dict(targets)
         self._devices = dict.fromkeys(devices)
         self._launching: Counter[str] = Counter()
         self._wanted_devices: dict[str, int] | None = None  # by kind, as the last solution has it
@@ -99,7 +103,6 @@ class Controller:
         self._urgent = ""  # a reason that does not wait to settle
         self._not_before = 0.0
         self._failures = 0  # in a row
-        self._drifting_since: float | None = None
         self._decisions: deque[Decision] = deque(maxlen=64)
 
     def handle(self, event: ControllerEvent, now: float) -> list[ControllerCommand]:
@@ -107,8 +110,9 @@ class Controller:
         commands: list[ControllerCommand] = []
         match event:
             case Observed():
-                self._observe(event, now)
-                commands += self._remeasured(now)
+                if 0 < event.seconds <= MAX_INTERVAL:  # else a clock jumped, or the machine slept
+                    self._observe(event, now)
+                    commands += self._corrected(event, now)
             case Adopted():
                 self._adopt(event, now)
             case Solved():
@@ -134,30 +138,27 @@ class Controller:
         return self._watches[name]
 
     def _observe(self, seen: Observed, now: float) -> None:
-        if seen.seconds <= 0:
-            return  # a clock that stood still or jumped back says nothing about rates
         self._foreign_load = seen.foreign_load
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
-            watch.estimate = watch.rate.observe(max(seen.offered.get(name, 0), 0), seen.seconds)
+            watch.estimate = watch.rate.observe(_count(seen.offered.get(name, 0)), seen.seconds)
             watch.raise_peak(now, watch.demand, now - self.options.cooldown)
             watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
-            watch.attainment.observe(seen.stayed.get(name, 0), seen.within_target.get(name, 0))
+            watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
         self._machine.observe(_total(seen.latencies.values()), seen.seconds)
 
-    def _remeasured(self, now: float) -> list[ControllerCommand]:
-        """Ask for new profiles of models whose batches are slower than profiled, with nothing else to blame."""
-        slow = tuple(sorted(name for name, slowdown in self._slowdowns.items() if slowdown > 1.0))
-        if not slow or self._foreign_load is None or self._foreign_load > self.options.quiet:
-            self._drifting_since = None
-            return []
-        if self._drifting_since is None:
-            self._drifting_since = now
-        if now - self._drifting_since < self.options.remeasure:
-            return []
-        self._drifting_since = now + 60 * self.options.remeasure  # once in a while is enough
-        self._note(now, f"profile {', '.join(slow)} again", "batches are slower than profiled on a quiet machine")
-        return [Remeasure(slow)]
+    def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
+        """Return corrections of profiles that batches do not keep to, with nothing else to blame."""
+        quiet = seen.foreign_load is not None and seen.foreign_load <= self.options.quiet
+        commands = []
+        for name, watch in sorted(self._watches.items()):
+            slowdown = self._slowdowns.get(name, 1.0)
+            found = watch.profile.observe(seen.latencies.get(name), slowdown, seen.seconds, quiet=quiet)
+            if found is not None:
+                reason = f"{found.batches} batches on a quiet machine took so many times as long as profiled"
+                self._note(now, f"correct the profile of {name} by × {found.factor:.3g}", reason)
+                commands.append(CorrectProfile(name, found.factor, found.batches))
+        return commands
 
     # What others decide
 
@@ -169,12 +170,15 @@ class Controller:
         self._planned = dict(rates)
         self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
         self._slowdowns = dict(adopted.slowdowns)
+        self._targets |= adopted.targets
         self._short = ""
         self._wanted_devices = None
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
             # What was expected is believed for a cool-down.
             self._watch(name).raise_peak(now, rate, now - self.options.cooldown)
+        for name, factor in adopted.corrections.items():
+            self._watch(name).profile.factor = factor
         self._forget_latencies()
 
     def _found(self, devices: tuple[DeviceId, ...]) -> None:
@@ -198,12 +202,12 @@ class Controller:
     def _decide(self, now: float, commands: list[ControllerCommand]) -> None:
         if now < self._not_before and not self._urgent:
             return
-        need = self._need()
+        need = self._need(now)
         if need is not None:
             self._urgent = ""
             self._solve(need, now, commands)
 
-    def _need(self) -> _Need | None:
+    def _need(self, now: float) -> _Need | None:
         if self._urgent:
             return _Need(Cause.DEVICES, self._urgent, SolveStep.REPLAN)
         watches = self._watches
@@ -218,7 +222,7 @@ class Controller:
             for name in missed:
                 watches[name].headroom = min(watches[name].headroom * HEADROOM_STEP, MAX_HEADROOM)
             return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
-        if self._could_save():
+        if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
 
@@ -234,19 +238,20 @@ class Controller:
         """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
         return self._watches[name].slowdown.ratio > 1.0 or self._slowdowns.get(name, 1.0) > 1.0
 
-    def _could_save(self) -> bool:
+    def _could_save(self, now: float) -> bool:
         """Whether fewer devices might do, or what is left unserved might now be served."""
         assert self._plan is not None
         if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not self._short:
             return False
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
-        peaks = {name: self._peak(name) for name in planned}
+        since = now - (self.options.short_cooldown if self._short else self.options.cooldown)
+        peaks = {name: self._peak(name, since) for name in planned}
         lower = sum(peaks.values()) < (1 - self.options.fall) * sum(planned.values())
         return lower or any(peak < (1 - 2 * self.options.fall) * planned[name] for name, peak in peaks.items())
 
-    def _peak(self, name: str) -> float:
-        watch = self._watches.get(name)
-        return max(watch.peak if watch is not None else 0.0, self.options.idle_rate)
+    def _peak(self, name: str, since: float) -> float:
+        watch = self._watch(name)
+        return max(watch.peak(since), watch.demand, self.options.idle_rate)
 
     def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
         assert self._plan is not None
@@ -255,7 +260,7 @@ class Controller:
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
-            rates={name: max(self._peak(name), self._watch(name).demand) for name in names},
+            rates={name: self._peak(name, now - self.options.cooldown) for name in names},
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
@@ -291,7 +296,7 @@ class Controller:
             self._short = solved.short
             self._wanted_devices = solved.devices or self._wanted_devices
             self._acquire(now, commands)
-            self._fail(now, "no plan", solved.error)
+            self._fail(now, "no plan", solved.error, again=solved.outdated)
             return
         if self._is_outdated(solved, asked):
             self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
@@ -309,7 +314,8 @@ class Controller:
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
         self._note(now, action, asked.reason)
-        commands.append(Roll(solved.number, solved.plan, asked.rates | solved.rates, asked.reason))
+        rates = asked.rates | solved.rates
+        commands.append(Roll(solved.number, solved.plan, rates, asked.reason, asked.slowdowns))
 
     def _is_outdated(self, solved: Solved, asked: Solve) -> bool:
         """Tell whether rates have risen beyond a plan while it was made, though another could serve them."""
@@ -349,7 +355,8 @@ class Controller:
             return
         self._rolling = None
         if ended.outcome is not RolloutOutcome.COMPLETED:
-            self._fail(now, f"the rollout was {ended.outcome}", ended.reason)
+            again = ended.outcome in (RolloutOutcome.OUTDATED, RolloutOutcome.SUPERSEDED)
+            self._fail(now, f"the rollout was {ended.outcome}", ended.reason, again=again)
             return
         self._plan = under_way.solved.plan
         self._in_force(under_way.asked, under_way.solved, now)
@@ -363,9 +370,10 @@ class Controller:
             watch.attainment.reset()
         self._machine.reset()
 
-    def _fail(self, now: float, action: str, reason: str) -> None:
-        delay = min(self.options.retry * 2**self._failures, self.options.longest_retry)
-        self._failures += 1
+    def _fail(self, now: float, action: str, reason: str, *, again: bool = False) -> None:
+        """Note what failed, and wait. again: it failed for what others do, and may well succeed once that is over."""
+        delay = min(self.options.retry * (1 if again else 2**self._failures), self.options.longest_retry)
+        self._failures += not again
         self._not_before = now + delay
         self._note(now, f"{action}; try again in {delay:g} s", reason)
 
@@ -453,3 +461,8 @@ def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:
     for each in latencies:
         batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
     return BatchLatency(batches, predicted, observed)
+
+
+def _count(value: float) -> int:
+    """Return a count; 0 for what is none."""
+    return int(value) if 0 <= value < math.inf else 0

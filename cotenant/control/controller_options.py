@@ -16,9 +16,9 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
     idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
     cooldown: for which rates must be lower before devices are released. fall: part of the planned rates by which they
-    must be lower. retry, longest_retry: after a failure, doubling with each in a row. remeasure: for which batches must
-    be slower than profiled, on a quiet machine, before they are profiled again. quiet: part of the machine that other
-    programs use on a quiet one, at most.
+    must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after, correct_batches:
+    of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a
+    quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
     """
 
     headroom: float = 1.2
@@ -32,7 +32,9 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     fall: float = 0.2
     retry: float = 2.0
     longest_retry: float = 60.0
-    remeasure: float = 60.0
+    correct_after: float = 60.0
+    correct_batches: int = 200
+    short_cooldown: float = 10.0
     quiet: float = 0.05
     rates: RateOptions = RateOptions()
     slowdowns: SlowdownOptions = SlowdownOptions()

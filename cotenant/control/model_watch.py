@@ -6,6 +6,7 @@ from collections import deque
 
 from cotenant.control.attainment_monitor import AttainmentMonitor
 from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.profile_monitor import ProfileMonitor
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
 from cotenant.control.slowdown_monitor import SlowdownMonitor
 
@@ -20,6 +21,9 @@ class ModelWatch:
         self.estimate = RateEstimate(0.0, 0.0, 1.0)
         self.slowdown = SlowdownMonitor(options.slowdowns)
         self.attainment = AttainmentMonitor()
+        self.profile = ProfileMonitor(
+            options.correct_after, options.correct_batches, tolerance=options.slowdowns.tolerance / 2
+        )
         self.headroom = options.headroom
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
@@ -31,10 +35,9 @@ class ModelWatch:
         uncertain = rate + self._deviations * self.estimate.deviation
         return min(max(rate * self.headroom, uncertain), MAX_HEADROOM * rate)
 
-    @property
-    def peak(self) -> float:
-        """The largest rate wanted of late."""
-        return self._peaks[0][1] if self._peaks else 0.0
+    def peak(self, since: float) -> float:
+        """Return the largest rate that was wanted since then."""
+        return next((rate for time, rate in self._peaks if time >= since), 0.0)
 
     def raise_peak(self, now: float, rate: float, since: float) -> None:
         """Want a rate now; forget those that were wanted before `since`."""

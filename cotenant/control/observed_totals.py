@@ -12,11 +12,12 @@ from cotenant.control.adaptation import BatchLatency, Observed
 class ModelTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted of a model or application since the start.
 
-    arrived: requests of callers. ended: requests, those that applications make included. stayed, within_target: of
-    these, see `Observed`. batches, predicted, observed: see `BatchLatency`.
+    arrived, rows: requests of callers, and their rows. ended: requests, those that applications make included. stayed,
+    within_target: of these, see `Observed`. batches, predicted, observed: see `BatchLatency`.
     """
 
     arrived: int = 0
+    rows: int = 0
     ended: int = 0
     stayed: int = 0
     within_target: int = 0
@@ -42,7 +43,7 @@ class ObservedTotals:
         self._before = dict(totals)
         return Observed(
             seconds=seconds,
-            offered={name: each.arrived for name, each in change.items() if each.arrived},
+            offered={name: each.rows for name, each in change.items() if each.rows},
             stayed={name: each.stayed for name, each in change.items() if each.stayed},
             within_target={name: each.within_target for name, each in change.items() if each.within_target},
             # A stage of an application ends more often than callers ask for it.

@@ -20,6 +20,7 @@ from cotenant.live.driver import Driver
 from cotenant.live.event_log import EventLog
 from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.metrics import AdaptationReading
+from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -36,12 +37,13 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a server adapts. solver: makes what plans anew, once the server is up. controller: how quickly it follows.
-    rates, slowdowns: that the first plan counts with, where they are known from before; see `Adopted`."""
+    rates: that the first plan counts with, where they are known from before; see `Adopted`. corrections: of profiles,
+    which those to come join."""
 
     solver: Callable[[], Solver]
     controller: ControllerOptions = ControllerOptions()
     rates: dict[str, float] | None = None
-    slowdowns: dict[str, float] = {}
+    corrections: ProfileCorrections = msgspec.field(default_factory=ProfileCorrections)
 
 
 class Adaptation:
@@ -85,9 +87,10 @@ class Adaptation:
             LocalProvider(self._backend),
             foreign_load=self._foreign_load,
             log=self._write,
+            corrections=self._options.corrections,
         )
         rates = planned_rates(deployment.problem) if self._options.rates is None else self._options.rates
-        self._adapting.start(rates, self._options.slowdowns)
+        self._adapting.start(rates)
 
     def _write(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
         if self._log is not None:
@@ -141,6 +144,7 @@ class Adaptation:
             processors=self._foreign_load.processors,
             observed_slowdown=seen.observed_slowdown,
             models=seen.models,
+            corrections=self._options.corrections.of(self._state.deployment.problem),
             decisions=tuple(
                 DecisionStatus(seconds_ago=now - each.time, action=each.action, reason=each.reason)
                 for each in reversed(seen.decisions)

@@ -19,14 +19,15 @@ from cotenant.control.adaptation import (
     Adopted,
     ControllerCommand,
     ControllerEvent,
+    CorrectProfile,
     Release,
-    Remeasure,
     Roll,
     RollEnded,
     Solve,
     Solved,
 )
 from cotenant.control.controller import Controller
+from cotenant.control.controller_built import slo_targets
 from cotenant.control.controller_status import Decision, decisions_since
 from cotenant.control.events import RolloutEnded
 from cotenant.control.provider import DeviceProvider
@@ -37,6 +38,7 @@ from cotenant.live.driver import Driver
 from cotenant.live.event_pump import EventPump
 from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.observed_counts import ObservedCounts
+from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -64,6 +66,7 @@ class AdaptationDriver:
     """Feed a controller from the event loop. `start` it once the first deployment is in force.
 
     log: told of each event and the commands that answer it, in order. foreign_load: None where nothing tells.
+    corrections: where those of profiles are kept.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class AdaptationDriver:
         clock: Callable[[], float] = time.monotonic,
         log: Log = lambda now, event, commands: None,
         period: float = PERIOD,
+        corrections: ProfileCorrections | None = None,
     ) -> None:
         self.controller = controller
         self.statistics = AdaptationStatistics()
@@ -93,6 +97,7 @@ class AdaptationDriver:
         self._clock = clock
         self._log = log
         self._period = period
+        self._corrections = ProfileCorrections() if corrections is None else corrections
         self._counter = ObservedCounts(driver, observer)
         self._pump = EventPump(self._handle, self._perform, self._failed, clock)
         self._running = False
@@ -103,13 +108,13 @@ class AdaptationDriver:
         self._rolls: dict[int, tuple[Roll, float, int]] = {}  # revision → its `Roll`, when it began, requests late then
         self._told: Decision | None = None  # the last decision that was logged
 
-    def start(self, rates: dict[str, float], slowdowns: dict[str, float] | None = None) -> None:
+    def start(self, rates: dict[str, float]) -> None:
         """Begin with the deployment in force. rates: requests/s that it was planned for, as in `Adopted`."""
         self._running = True
         self._rollouts.on_ended = self._rollout_ended
         self._observed_at = self._clock()
         self._counter.take()
-        self.feed(Adopted(plan=self._state.deployment.plan, rates=rates, slowdowns=slowdowns or {}))
+        self.feed(self._adopted(rates))
         self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
 
     async def stop(self) -> None:
@@ -181,19 +186,15 @@ class AdaptationDriver:
             case Acquire() | Release():
                 self._provider.handle(command, now)
                 self._tell_news()
-            case Remeasure(models):
-                # That would need whole shares of the devices that serve. Plans count with the slowdown meanwhile.
-                logger.warning(
-                    "batches of %s take longer than profiled, and no other program is to blame; measure them again with"
-                    " `cotenant profile --force` when the server is down",
-                    ", ".join(models),
-                )
+            case CorrectProfile(model, factor, batches):
+                # To measure it again would need whole shares of the devices that serve.
+                self._corrections.correct(model, factor, batches, self._state.deployment.problem)
 
     def _solve(self, solve: Solve) -> None:
         base, desired = self._rollouts.desired
         if desired.plan != solve.current:
             # The controller is told of the other revision as soon as that is in force.
-            self.feed(Solved(number=solve.number, error="another revision is on its way"))
+            self.feed(Solved(number=solve.number, error="another revision is on its way", outdated=True))
             return
         self._bases = {solve.number: base}
         self._do(self._answered(desired.problem, solve))
@@ -225,7 +226,18 @@ class AdaptationDriver:
             self.statistics.rolled(roll, ended, self._counter.late - late)
             self.feed(RollEnded(number=roll.number, outcome=ended.outcome, reason=ended.reason, seconds=now - since))
         elif ended.outcome is RolloutOutcome.COMPLETED:
-            self.feed(Adopted(plan=ended.revision.plan, rates=planned_rates(ended.revision.problem)))
+            adopted = self._adopted(planned_rates(ended.revision.problem))
+            self.feed(msgspec.structs.replace(adopted, targets=slo_targets(self._state.deployment.problem)))
+
+    def _adopted(self, rates: dict[str, float]) -> Adopted:
+        """Return what the deployment in force is, with the rates that it was made for."""
+        deployment = self._state.deployment
+        return Adopted(
+            plan=deployment.plan,
+            rates=rates,
+            slowdowns=deployment.slowdowns,
+            corrections=self._corrections.factors(deployment.problem),
+        )
 
     def _do(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -255,5 +267,8 @@ def with_plan(deployment: Deployment, roll: Roll) -> Deployment:
     problem = deployment.problem
     rates = {name: roll.rates.get(name, 0.0) for name in problem.rates}
     return msgspec.structs.replace(
-        deployment, plan=roll.plan, problem=msgspec.structs.replace(problem, rates=rates, objective="devices")
+        deployment,
+        plan=roll.plan,
+        problem=msgspec.structs.replace(problem, rates=rates, objective="devices"),
+        slowdowns=roll.slowdowns,
     )

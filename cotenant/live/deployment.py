@@ -31,13 +31,15 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Combine the models of a repository, a plan, and the problem that it solves. Ensembles are applications if the
     plan splits their targets.
 
-    broken: models of the repository that cannot be served, with the reason; none of them is offered.
+    broken: models of the repository that cannot be served, with the reason; none of them is offered. slowdowns: how
+    many times as long as profiled batches take, as the plan has them; 1 for a model that is missing.
     """
 
     offered: dict[str, ServableModel]
     problem: Problem
     plan: Plan
     broken: dict[str, str] = {}
+    slowdowns: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         both = self.offered.keys() & self.broken.keys()

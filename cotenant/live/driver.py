@@ -129,7 +129,9 @@ class Driver:
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
-        self.arrived: Counter[str] = Counter()  # requests of callers, by model or application, whatever became of them
+        # Requests of callers and their rows, by model or application, whatever became of them.
+        self.arrived: Counter[str] = Counter()
+        self.rows: Counter[str] = Counter()
         self._requests = 0
         self._writing = 0.0  # seconds from a batch's end until its last response is written, smoothed
 
@@ -175,6 +177,7 @@ class Driver:
         """
         self._requests += 1
         self.arrived[model] += 1
+        self.rows[model] += size
         request_id = self._requests
         if isinstance(inputs, tuple):
             self._callers[request_id] = inputs, answered

@@ -31,6 +31,7 @@ class ObservedCounts:
         ledger, partitions = counts.ledger, counts.partitions.values()
         return ModelTotals(
             arrived=self._driver.arrived[name],
+            rows=self._driver.rows[name],
             ended=ledger.arrived,
             stayed=ledger.stayed,
             within_target=ledger.within_target,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from cotenant.control.controller_status import ModelState
@@ -13,6 +15,7 @@ from cotenant.core.units import show_seconds
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
 from cotenant.live.partition_labels import PartitionLabel
+from cotenant.live.profile_corrections import ProfileCorrection
 
 NOTABLE_LOAD = 0.05  # part of the processors that other programs use, from which on it is worth a word
 NOTABLE_SLOWDOWN = 1.1
@@ -91,7 +94,8 @@ class DecisionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller knows and does; see `ControllerStatus`. foreign_load: part of the `processors` that other
-    programs use, from 0 to 1; None where that is not known. decisions: the latest first."""
+    programs use, from 0 to 1; None where that is not known. corrections: of profiles, by model. decisions: the latest
+    first."""
 
     activity: str
     reason: str
@@ -101,6 +105,7 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     observed_slowdown: float
     models: dict[str, ModelState]
     decisions: tuple[DecisionStatus, ...]
+    corrections: dict[str, ProfileCorrection] = {}
 
     def sentences(self) -> list[str]:
         """Say what it does and why, what is in its way, and what cannot be served."""
@@ -113,6 +118,11 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"batches take {self.observed_slowdown:.2g} × as predicted")
         if self.short:
             lines.append(self.short)
+        for name, known in sorted(self.corrections.items()):
+            since = datetime.fromtimestamp(known.since, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+            lines.append(
+                f"profile of {name} corrected by × {known.factor:.3g}, from {known.batches} batches, since {since}"
+            )
         return lines
 
     def rows(self) -> list[list[str]]:

@@ -125,6 +125,8 @@ class Replanner:
 
     def _answer(self, solve: Solve, step: SolveStep, plan: Plan, problem: Problem, devices: dict[str, int]) -> Solved:
         plan = renumber_devices(plan, solve.current, solve.devices)
+        # An application whose stage is unloaded comes back with it.
+        plan = msgspec.structs.replace(plan, split=solve.current.split | plan.split)
         plan = with_totals(plan, without_applications(problem, plan.split))
         violations = check(plan, problem)
         if violations:

@@ -69,25 +69,36 @@ class SolverProcess:
 
     def __call__(self, problem: Problem, solve: Solve) -> Solved:
         """Return the answer, whatever becomes of the process."""
+        expired = threading.Event()
         try:
             self.start()
-            if self._connection is None:
+            if self._connection is None or self._process is None:
                 return Solved(number=solve.number, error="the server stops")
-            if problem is not self._problem:
-                self._connection.send((problem, self._planner))
-                self._problem = problem
-            self._connection.send(solve)
-            if self._connection.poll(self._limit):
-                answer = self._connection.recv()
-                assert isinstance(answer, Solved)
-                return answer
-            reason = f"the solver did not answer within {self._limit:g} s, and was replaced"
+            # A process that is stopped takes no question either, once the pipe is full.
+            timer = threading.Timer(self._limit, _expire, (self._process, expired))
+            timer.daemon = True
+            timer.start()
+            try:
+                return self._ask(self._connection, problem, solve)
+            finally:
+                timer.cancel()
         except (OSError, EOFError):
             reason = f"the solver process died{self._how()}, and was replaced"
+            if expired.is_set():
+                reason = f"the solver did not answer within {self._limit:g} s, and was replaced"
         except Exception as error:  # noqa: BLE001  # such as a problem that cannot be pickled
             reason = f"the solver could not be asked: {type(error).__name__}: {error}"
         self._stop()
         return Solved(number=solve.number, error=reason)
+
+    def _ask(self, connection: Connection, problem: Problem, solve: Solve) -> Solved:
+        if problem is not self._problem:
+            connection.send((problem, self._planner))
+            self._problem = problem
+        connection.send(solve)
+        answer = connection.recv()
+        assert isinstance(answer, Solved)
+        return answer
 
     def close(self) -> None:
         """End the process; a call under way answers at once."""
@@ -121,6 +132,11 @@ class SolverProcess:
         if process is not None:
             process.kill()
             process.wait()
+
+
+def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
+    expired.set()
+    process.kill()
 
 
 def serve(connection: Connection) -> None:

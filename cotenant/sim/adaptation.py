@@ -18,10 +18,10 @@ from cotenant.control.adaptation import (
     Adopted,
     ControllerCommand,
     ControllerEvent,
+    CorrectProfile,
     DevicesFound,
     DevicesGone,
     Release,
-    Remeasure,
     Roll,
     RollEnded,
     Solve,
@@ -72,6 +72,7 @@ class AdaptationDriver:
         self, adaptation: Adaptation, workers: Workers, ledgers: Mapping[str, OutcomeLedger], until: float
     ) -> None:
         self.arrived: Counter[str] = Counter()
+        self._rows: Counter[str] = Counter()
         self.busy: dict[LaneId, float] = {}  # seconds of batches since the last observation
         self._adaptation = adaptation
         self._workers = workers
@@ -93,10 +94,11 @@ class AdaptationDriver:
 
     def count(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Count requests as they arrive."""
-        arrived = self.arrived
+        arrived, rows = self.arrived, self._rows
         for request in requests:
             yield request
             arrived[request.model] += 1  # only now: a run asks for a request before its time has come
+            rows[request.model] += request.size
 
     def _observe(self, now: float) -> None:
         if now + self._adaptation.period < self._until:
@@ -109,6 +111,7 @@ class AdaptationDriver:
     def _totals(self, name: str, ledger: OutcomeLedger) -> ModelTotals:
         return ModelTotals(
             arrived=self.arrived[name],
+            rows=self._rows[name],
             ended=ledger.arrived,
             stayed=ledger.stayed,
             within_target=ledger.within_target,
@@ -144,7 +147,7 @@ class AdaptationDriver:
             case Acquire() | Release():
                 adaptation.provider.handle(command, now)
                 self._listen()
-            case Remeasure():
+            case CorrectProfile():
                 pass  # profiles are the world's own here
 
     def _listen(self) -> None:

@@ -14,6 +14,9 @@ from cotenant.backends.cpu import Cpu
 from cotenant.config import Settings, read_settings
 from cotenant.core.plan import Plan
 from cotenant.live.adaptation import Learnt
+from cotenant.live.profile_corrections import ProfileCorrections
+from cotenant.planners.check import check
+from cotenant.planning.replan import slowed_profiles
 from tests.live.deployment import csv, repository, sample_deployment
 
 SERVE = """
@@ -55,6 +58,43 @@ def test_state_is_what_was_stored_under_its_key(tmp_path: Path) -> None:
     assert file.load("b") is None
     file.store("b", learnt_of(given.plan))
     assert file.load("a") is None
+
+
+def test_correction_of_a_profile_outlives_the_plan_and_ends_with_the_profile(tmp_path: Path) -> None:
+    given = sample_deployment(repository(tmp_path / "models")).problem
+    corrections = ProfileCorrections()
+    corrections.correct("identity", 1.3, 512, given)
+    file = StateFile(tmp_path / "state.sqlite")
+    assert file.corrections() == {}
+    file.store("a", learnt_of(Plan(planner="none")), corrections.known)
+    assert file.load("other settings") is None
+    known = ProfileCorrections(file.corrections())
+    assert known.known == corrections.known
+    assert known.factors(given) == {"identity": 1.3}
+    measured_again = slowed_profiles(given.profiles, {"identity": 1.01})
+    assert known.factors(msgspec.structs.replace(given, profiles=measured_again)) == {}
+
+
+def test_server_plans_with_corrected_profiles_after_a_restart(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+
+    async def main() -> None:
+        first = await assemble(settings, Cpu())
+        corrections = ProfileCorrections()
+        corrections.correct("identity", 1.5, 512, first.deployment.problem)
+        StateFile(tmp_path / "state.sqlite").store("a", learnt_of(first.deployment.plan), corrections.known)
+        again = await assemble(settings, Cpu())
+        assert again.deployment.slowdowns == {"identity": 1.5}
+        assert corrections.factors(again.deployment.problem) == {"identity": 1.5}, "profiles are as measured"
+        slowed = slowed_profiles(first.deployment.problem.profiles, again.deployment.slowdowns)
+        assert check(again.deployment.plan, msgspec.structs.replace(first.deployment.problem, profiles=slowed)) == []
+        async with running(again) as server:
+            status = (await server.status()).adaptation
+            assert status is not None
+            assert status.models["identity"].slowdown == 1.5
+            assert status.corrections["identity"].batches == 512
+
+    asyncio.run(main())
 
 
 def test_broken_state_is_put_aside_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import msgspec
@@ -18,11 +19,11 @@ from cotenant.control.adaptation import (
     Cause,
     ControllerCommand,
     ControllerEvent,
+    CorrectProfile,
     DevicesFound,
     DevicesGone,
     Observed,
     Release,
-    Remeasure,
     Roll,
     RollEnded,
     Solve,
@@ -177,6 +178,21 @@ def test_failed_solver_is_asked_again_later_and_later() -> None:
     assert "the solver died" in world.controller.status().decisions[-1].reason
 
 
+def test_what_others_change_meanwhile_is_no_failure() -> None:
+    world = World(retry=2.0)
+    asked = []
+    for _ in range(4):
+        solve = world.solve(300.0, 100.0)
+        asked.append(world.now)
+        world.answer(solve, None, error="another revision is on its way", outdated=True)
+    assert [after - before for before, after in itertools.pairwise(asked)] == [2.0, 2.0, 2.0]
+    (roll,) = world.answer(world.solve(300.0, 100.0), plan_of(1, 360.0))
+    begun = world.now
+    world.rolled(roll, RolloutOutcome.OUTDATED)
+    world.solve(300.0, 100.0)
+    assert world.now - begun == 2.0
+
+
 def test_rollout_that_fails_leaves_the_plan_in_force() -> None:
     world = World()
     (roll,) = world.answer(world.solve(300.0), plan_of(1, 360.0))
@@ -202,19 +218,39 @@ def test_fast_batches_are_no_reason_to_plan() -> None:
     assert world.observe(100.0, 120, slower=0.5) == []
 
 
-def test_models_slow_on_a_quiet_machine_are_profiled_again() -> None:
-    world = World(remeasure=30.0)
-    (roll,) = world.answer(world.solve(100.0, slower=2.0, foreign=0.0), plan_of(1, 120.0))
+def test_profile_of_a_model_slow_on_a_quiet_machine_is_corrected_once() -> None:
+    world = World(correct_after=30.0)
+    solve = world.solve(100.0, slower=2.0, foreign=0.0)
+    (roll,) = world.answer(solve, plan_of(1, 120.0))
     world.rolled(roll)
-    assert world.observe(100.0, 60, foreign=0.0) == [Remeasure(("a",))]
-    assert world.observe(100.0, 120, foreign=0.0) == []
+    left = 2.0 / solve.slowdowns["a"]  # predictions count with the slowdown now
+    (correction,) = world.observe(100.0, 60, slower=left, foreign=0.0)
+    assert isinstance(correction, CorrectProfile)
+    assert correction.model == "a"
+    assert correction.factor == pytest.approx(2.0, rel=0.01)
+    assert correction.batches >= 200
+    assert world.controller.decisions[-1].action == "correct the profile of a by × 2"
+    assert world.observe(100.0, 600, slower=left, foreign=0.0) == []
 
 
-def test_models_slow_beside_other_programs_are_not_profiled_again() -> None:
-    world = World(remeasure=30.0)
-    (roll,) = world.answer(world.solve(100.0, slower=2.0, foreign=0.5), plan_of(1, 120.0))
+def test_correction_is_taken_back_once_batches_are_as_fast_as_profiled() -> None:
+    world = World(correct_after=30.0)
+    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, corrections={"a": 1.5}))
+    assert world.observe(100.0, 60, slower=0.9, foreign=0.0) == [CorrectProfile("a", 1.0, 600)]
+
+
+@pytest.mark.parametrize("foreign", [0.5, None])
+def test_profile_is_not_corrected_beside_other_programs(foreign: float | None) -> None:
+    world = World(correct_after=30.0)
+    (solve,) = world.observe(100.0, 60, slower=2.0, foreign=foreign)
+    assert isinstance(solve, Solve)
+    (roll,) = world.answer(solve, plan_of(1, 120.0))
     world.rolled(roll)
-    assert world.observe(100.0, 120, foreign=0.5) == []
+    assert world.observe(100.0, 120, foreign=foreign) == []
+
+
+def test_profile_is_not_corrected_below_what_was_measured() -> None:
+    assert World(correct_after=30.0).observe(100.0, 300, slower=0.5, foreign=0.0) == []
 
 
 def test_missed_slo_is_planned_for_with_more_headroom() -> None:
@@ -224,6 +260,21 @@ def test_missed_slo_is_planned_for_with_more_headroom() -> None:
     world.answer(solve, plan_of(1), SolveStep.KEEP)
     later = world.solve(100.0, within=0.9)
     assert later.rates["a"] > 1.1 * solve.rates["a"]
+
+
+def test_target_of_a_model_that_was_loaded_later_is_known() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, targets={"a": 0.8}))
+    assert world.observe(100.0, 60, within=0.9) == []
+
+
+def test_short_plan_is_made_anew_soon_after_rates_fall() -> None:
+    world = World(cooldown=60.0, short_cooldown=10.0)
+    assert world.answer(world.solve(300.0), plan_of(1), rates={"a": 300.0}, short="a 200 of 300/s") == []
+    assert world.observe(300.0, 30) == []
+    begun = world.now
+    world.solve(100.0)
+    assert 10.0 <= world.now - begun <= 15.0
 
 
 def test_lower_rate_releases_devices_after_the_cool_down_only() -> None:
@@ -358,11 +409,21 @@ def test_clock_that_stands_still_or_jumps_back_is_survived() -> None:
     assert world.observe(100.0, 60) == []
 
 
-@pytest.mark.parametrize("garbage", [10**12, -5])
-def test_garbage_counts_are_survived(garbage: int) -> None:
+@pytest.mark.parametrize("seconds", [3600.0, 1e9, math.inf, math.nan])
+def test_clock_that_jumps_ahead_changes_nothing(seconds: float) -> None:
+    world = World(devices=3)
+    world.observe(100.0, 30)
+    world.now += seconds if math.isfinite(seconds) else 0.0
+    assert world.tell(Observed(seconds=seconds, offered={"a": 50})) == []
+    assert world.observe(100.0, 50) == []
+
+
+@pytest.mark.parametrize("garbage", [10**12, -5, math.nan, math.inf, -math.inf])
+def test_garbage_counts_are_survived(garbage: float) -> None:
     world = World()
     world.now += PERIOD
-    commands = world.tell(Observed(seconds=PERIOD, offered={"a": garbage}, stayed={"a": garbage}))
+    counts: Any = {"a": garbage}
+    commands = world.tell(Observed(seconds=PERIOD, offered=counts, stayed=counts, within_target=counts))
     for command in commands:
         assert isinstance(command, Solve)
         world.answer(command, None, error="no plan for that")

@@ -21,10 +21,10 @@ from cotenant.control.adaptation import (
     AcquisitionFailed,
     ControllerCommand,
     ControllerEvent,
+    CorrectProfile,
     DevicesFound,
     Observed,
     Release,
-    Remeasure,
     Roll,
     RollEnded,
     Solve,
@@ -149,6 +149,7 @@ def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
             controller = adaptation._adapting.controller
             await until(lambda: controller._plan == server.deployment.plan)
             assert server.deployment.plan.rate("lookup")
+            assert controller._targets.keys() == {"identity", "lookup"}
             await server.unload("lookup", {})
             await until(lambda: controller._plan == server.deployment.plan)
             assert not server.deployment.plan.rate("lookup")
@@ -175,7 +176,7 @@ def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> N
 
             fed.clear()
             driver._perform(msgspec.structs.replace(solve, number=8), 0.0)
-            assert fed == [Solved(number=8, error="another revision is on its way")]
+            assert fed == [Solved(number=8, error="another revision is on its way", outdated=True)]
 
             fed.clear()
             server._state.transitions = {"lookup": "UNLOADING"}
@@ -188,9 +189,7 @@ def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> N
     run(main())
 
 
-def test_fixed_devices_are_refused_and_stale_profiles_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fixed_devices_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
             assert asking.server._adaptation is not None and asking.server._adaptation._adapting is not None
@@ -198,11 +197,41 @@ def test_fixed_devices_are_refused_and_stale_profiles_are_told(
             fed: list[object] = []
             driver.feed = fed.append  # type: ignore[method-assign, assignment]
             driver._perform(Acquire("cpu", 2), 0.0)
-            driver._perform(Remeasure(("identity",)), 0.0)
             assert [type(event).__name__ for event in fed] == ["AcquisitionFailed"]
 
     run(main())
-    assert "batches of identity take longer than profiled" in caplog.text
+
+
+def test_corrected_profile_is_shown_and_told_with_the_next_revision(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server = asking.server
+            assert server._adaptation is not None and server._adaptation._adapting is not None
+            driver = server._adaptation._adapting
+            driver._perform(CorrectProfile("identity", 1.3, 512), 0.0)
+            status = await server.status()
+            assert status.adaptation is not None
+            (line,) = [line for line in status.adaptation.sentences() if "corrected" in line]
+            assert line.startswith("profile of identity corrected by × 1.3, from 512 batches, since 20")
+            assert driver._adopted({}).corrections == {"identity": 1.3}
+            driver._perform(CorrectProfile("identity", 1.0, 512), 0.0)
+            assert driver._adopted({}).corrections == {}
+
+    run(main())
+
+
+def test_large_requests_count_by_their_rows(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            answers: list[InferResponse | RequestError] = []
+            request = InferRequest(model="identity", inputs=(floats(rows=6),))
+            asking.server.infer(request, answers.append)
+            await until(lambda: len(answers) == 1)
+            counts = asking.server._adaptation._adapting._counter  # type: ignore[union-attr]
+            totals = counts._totals("identity")
+            assert (totals.arrived, totals.rows) == (1, 6)
+
+    run(main())
 
 
 def test_command_that_fails_is_told_to_the_controller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

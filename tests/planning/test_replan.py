@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -131,6 +132,20 @@ def test_application_without_a_split_is_planned_anew() -> None:
     assert solved.step is SolveStep.REPLAN
     assert solved.plan is not None
     assert solved.plan.split.keys() == {"both"}
+
+
+def test_split_of_an_application_whose_stage_is_unloaded_is_kept() -> None:
+    split = {"gone": {"a": 0.1, "other": 0.2}}
+    plan = msgspec.structs.replace(current({"a": 5.0, "b": 70.0}), split=split)
+    solved = solve({"a": 500.0, "b": 5.0}, plan)
+    assert solved.plan is not None
+    assert (solved.step, solved.plan.split) == (SolveStep.REPLAN, split)
+
+
+@pytest.mark.parametrize("rate", [1e12, math.nan, -1.0])
+def test_absurd_rates_are_answered(rate: float) -> None:
+    solved = solve({"a": rate}, current())
+    assert solved.error or solved.short
 
 
 def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:

@@ -78,6 +78,18 @@ def test_solver_without_an_answer_says_why(program: str, reason: str) -> None:
     assert solver.pid is None
 
 
+def test_solver_that_is_stopped_is_replaced_though_it_takes_no_question() -> None:
+    """A question that is larger than what a pipe holds waits for who reads it."""
+    many = msgspec.structs.replace(problem(), profiles={(f"m{n}", "cpu"): profile(f"m{n}") for n in range(2000)})
+    solver = SolverProcess("geometry", limit=0.5, program=("-c", "import time; time.sleep(60)"))
+    solver.start()
+    assert solver.pid is not None
+    os.kill(solver.pid, signal.SIGSTOP)
+    answer = solver(many, asked(Plan(planner="none"), 1.0))
+    assert answer.error == "the solver did not answer within 0.5 s, and was replaced"
+    assert solver.pid is None
+
+
 def test_error_of_a_planner_is_the_answer() -> None:
     solver = SolverProcess("nobody")
     given = problem()
