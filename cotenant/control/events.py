@@ -53,6 +53,13 @@ class LanesDown(msgspec.Struct, frozen=True, tag=True):
     expected: bool = False
 
 
+class LaneRestarts(msgspec.Struct, frozen=True, tag=True):
+    """Report that a lane whose worker died will probably be ready again at `time`."""
+
+    lane: LaneId
+    time: float
+
+
 class LaneLost(msgspec.Struct, frozen=True, tag=True):
     """Report that a lane's device is lost; the worker is restarted when the device is back."""
 
@@ -81,7 +88,7 @@ class LaneStopped(msgspec.Struct, frozen=True, tag=True):
     lane: LaneId
 
 
-LaneNews = LaneReady | LanesDown | LaneLost | LaneFailed | StartFailed | LaneStopped
+LaneNews = LaneReady | LanesDown | LaneRestarts | LaneLost | LaneFailed | StartFailed | LaneStopped
 
 # To the supervisor, from the workers' transport and from the operator. The transport answers each `SpawnWorker` by
 # `WorkerRefused`, or by `WorkersExited` once nothing of the worker is left, with `WorkerReady` before if it got there.
@@ -273,7 +280,7 @@ class Assign(msgspec.Struct, frozen=True, tag=True):
 class Dispatch(msgspec.Struct, frozen=True, tag=True):
     """Tell the dispatcher."""
 
-    event: runtime.Applied | runtime.Ready | runtime.Died
+    event: runtime.Applied | runtime.Ready | runtime.Died | runtime.Restarting
 
 
 class Switch(msgspec.Struct, frozen=True, tag=True):

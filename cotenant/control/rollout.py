@@ -21,6 +21,7 @@ from cotenant.control.events import (
     LaneFailed,
     LaneLost,
     LaneReady,
+    LaneRestarts,
     LanesDown,
     LaneStopped,
     Requested,
@@ -46,7 +47,7 @@ from cotenant.control.revision import (
     RolloutOutcome,
 )
 from cotenant.core.identity import DeviceId, LaneId
-from cotenant.runtime.events import ApplicationSpec, Applied, Died, Drained, Ready
+from cotenant.runtime.events import ApplicationSpec, Applied, Died, Drained, Ready, Restarting
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +139,9 @@ class Rollout:
                 self._ready(lane, now, commands)
             case LanesDown(lanes, reason):
                 self._down(lanes, reason, commands)
+            case LaneRestarts(lane, time):
+                if lane in self._applied:
+                    commands.append(Dispatch(Restarting(self._applied[lane].spec.id, time)))
             case LaneLost(lane, reason) | LaneFailed(lane, reason):
                 self._gone_for_now(lane, reason, now, commands)
             case StartFailed(lane, reason):

@@ -21,6 +21,7 @@ from cotenant.control.events import (
     LaneFailed,
     LaneLost,
     LaneReady,
+    LaneRestarts,
     LanesDown,
     LaneStopped,
     PartitionClosed,
@@ -47,16 +48,17 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure the supervisor. Durations are in seconds.
 
     first_delay: until a dead worker is started again; doubles with each quick death in a row, up to longest_delay.
-    steady: a worker that was ready for this long did not die quickly. lives: quick deaths in a row after which a lane
-    has permanently failed. start_timeout: that a worker has to become ready. hang_factor, hang_timeout: a worker whose
-    batch takes longer than so many times its prediction, and than that, is killed. Batches of longer or rarer inputs
-    than were profiled may take many times their prediction; nobody waits for one that takes more.
+    steady: a worker that was ready for this long, and for longer than it took to start, did not die quickly: whoever
+    serves more than it starts is worth starting again. lives: quick deaths in a row after which a lane has permanently
+    failed. start_timeout: that a worker has to become ready. hang_factor, hang_timeout: a worker whose batch takes
+    longer than so many times its prediction, and than that, is killed. Batches of longer or rarer inputs than were
+    profiled may take many times their prediction; nobody waits for one that takes more.
     """
 
-    first_delay: float = 0.1
+    first_delay: float = 0.01
     longest_delay: float = 10.0
-    steady: float = 10.0
-    lives: int = 10
+    steady: float = 1.0
+    lives: int = 13
     start_timeout: float = 120.0
     hang_factor: float = 20.0
     hang_timeout: float = 5.0
@@ -105,7 +107,9 @@ class _Lane:
         self.last = 0  # the incarnation that was spawned last
         self.fresh = True  # its partition has to be opened (again) before the next worker starts
         self.due = math.inf  # when to check it again
+        self.spawned = 0.0  # when its worker was
         self.since = 0.0  # when it became ready
+        self.took = 0.0  # seconds of its last start
         self.quick_deaths = 0  # in a row
         self.refusals = 0  # by the system, since it was ready
         self.restarts = 0
@@ -223,6 +227,7 @@ class Supervisor:
         self._incarnations += 1
         lane.worker = lane.last = self._incarnations
         lane.killed = False
+        lane.spawned = now
         lane.due = now + self.options.start_timeout
         commands: list[SupervisorCommand] = [SpawnWorker(lane.id, lane.worker, lane.fresh, lane.leaving)]
         return [*commands, WakeAt(lane.id, lane.due)] if lane.due < math.inf else commands
@@ -238,6 +243,7 @@ class Supervisor:
         lane.leaving = ()
         lane.due = math.inf
         lane.since = now
+        lane.took = now - lane.spawned
         lane.refusals = 0
         return [LaneReady(lane.id)]
 
@@ -262,7 +268,8 @@ class Supervisor:
         if lane.state is LaneState.STOPPING:
             return [ClosePartition(lane.id, lane.last)]
         if lane.state is LaneState.READY:
-            lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < self.options.steady else 1
+            steady = max(self.options.steady, lane.took)
+            lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < steady else 1
             return self._back_off(lane, now)
         lane.quick_deaths += 1
         return self._not_started(lane, now)
@@ -299,7 +306,8 @@ class Supervisor:
         lane.state = LaneState.RESTARTING
         doublings = min(lane.quick_deaths + lane.refusals - 1, 64)
         lane.due = now + min(self.options.first_delay * 2**doublings, self.options.longest_delay)
-        return [WakeAt(lane.id, lane.due)]
+        expected = [LaneRestarts(lane.id, lane.due + lane.took)] if lane.took else []
+        return [*expected, WakeAt(lane.id, lane.due)]
 
     def _restart(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
         lane.state = LaneState.RESTARTING

@@ -32,6 +32,7 @@ from cotenant.runtime.events import (
     Finished,
     Ready,
     Reply,
+    Restarting,
     Run,
     Spawn,
     Split,
@@ -196,7 +197,7 @@ class Driver:
         if request_id in self._callers:
             self.feed(Cancelled(request_id))
 
-    def tell(self, event: Applied | Ready | Died) -> None:
+    def tell(self, event: Applied | Ready | Died | Restarting) -> None:
         """Tell the dispatcher of a change of lanes."""
         self.feed(event)
 

@@ -27,6 +27,7 @@ from cotenant.runtime.events import (
     LaneSpec,
     Ready,
     Reply,
+    Restarting,
     Run,
     Split,
     WakeAt,
@@ -78,6 +79,8 @@ class Dispatcher:
                 return self._failed(lane, batch, reason, now)
             case Died(lane, _, others):
                 return self._died((lane, *others), now)
+            case Restarting(lane, time):
+                return self._restarting(lane, time)
             case Ready(lane):
                 return self._ready(lane, now)
             case Applied(lanes):
@@ -408,6 +411,13 @@ class Dispatcher:
             self._reroute(requests, lane, Outcome.FAILED, DIED_LATE, now, commands)
         return commands
 
+    def _restarting(self, lane_id: LaneId, time: float) -> list[Command]:
+        lane = self.lanes.get(lane_id)
+        if lane is not None and not lane.up:
+            lane.back_at = time
+            self._place(lane)
+        return []
+
     def _lose(self, lane: Lane, commands: list[Command]) -> list[tuple[Lane, list[Request]]]:
         """Take a lane down; return the requests to retry, those of its batch first."""
         lane.set_state(up=False)
@@ -462,7 +472,8 @@ class Dispatcher:
         places: list[tuple[Queue, int]] = []
         if size > 1:
             places, finish = places_for_parts(routes.queues, size, priority, deadline, now)
-        if finish == math.inf and now <= deadline and self.lanes.get(home.id) is home and not home.draining:
+        none_up = not any(queue.lane.available for queue in routes.queues)
+        if not places and none_up and now <= deadline and self.lanes.get(home.id) is home and not home.draining:
             own = home.queues.get(request.model)
             if own is not None:
                 places = [(own, min(own.batch, size - row)) for row in range(0, size, own.batch)]

@@ -106,6 +106,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):
     lane: LaneId
 
 
+class Restarting(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Report that the worker of a lane that died is expected to be ready again at `time`, as far as earlier starts
+    tell. Requests that can be answered in time afterwards are taken until then."""
+
+    lane: LaneId
+    time: float
+
+
 class Woke(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Report that the `time` of a `WakeAt` has come. A stale one is harmless, and so is an early one."""
 
@@ -121,7 +129,7 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
     applications: tuple[ApplicationSpec, ...] | None = None
 
 
-Event = Arrived | Cancelled | Finished | Failed | Died | Ready | Woke | Applied
+Event = Arrived | Cancelled | Finished | Failed | Died | Restarting | Ready | Woke | Applied
 
 # Commands.
 

@@ -204,11 +204,13 @@ class Lane:
     """Hold a worker of a partition at run time: a queue for each of its models, and at most one batch in flight.
 
     up: its worker is ready. stalled: it has not answered a batch for so long that requests of it expired; nothing more
-    is sent to it until it does. available: up, and not stalled.
+    is sent to it until it does. available: up, and not stalled. back_at: when its worker is expected to be ready again;
+    minus infinity where it is up, or nobody knows.
     """
 
     __slots__ = (
         "available",
+        "back_at",
         "batch",
         "draining",
         "free_at",
@@ -233,6 +235,7 @@ class Lane:
         self.up = False
         self.stalled = False
         self.available = False
+        self.back_at = -math.inf
         self.draining = False
         self.wake = math.inf  # earliest time of a pending Woke
         self.update(spec)
@@ -262,6 +265,7 @@ class Lane:
     def set_state(self, *, up: bool, stalled: bool = False) -> None:
         """Set whether its worker is ready, and whether it has stalled."""
         self.up = up
+        self.back_at = -math.inf
         self.stalled = stalled
         self.available = up and not stalled
 

@@ -45,12 +45,13 @@ class ModelRoutes:
                 self.place(queue)
 
     def first(self, size: int, priority: int, deadline: float, now: float) -> tuple[Queue | None, float]:
-        """Return the queue where a request would finish first, and when; None if no available lane can take it."""
+        """Return the queue where a request would finish first, and when; None if no lane that is available, or will be
+        soon, can take it."""
         best: Queue | None = None
         best_finish = math.inf
         if not self.many or deadline < self._latest or priority < self._lowest:
             for queue in self.queues:
-                if queue.lane.available and size <= queue.batch:
+                if (queue.lane.available or queue.lane.back_at > now) and size <= queue.batch:
                     at = finish_time(queue, queue.ahead(priority, deadline) + size, now)
                     if best is None or at < best_finish:
                         best, best_finish = queue, at
@@ -60,7 +61,7 @@ class ModelRoutes:
                 least = start + bound
                 if best is not None and (least > best_finish or (least == best_finish and number > best.number)):
                     break
-                if size <= queue.batch:
+                if size <= queue.batch and (queue.lane.available or queue.lane.back_at > now):
                     at = finish_time(queue, queue.rows + size, now)
                     if best is None or at < best_finish or (at == best_finish and number < best.number):
                         best, best_finish = queue, at
@@ -82,7 +83,7 @@ class ModelRoutes:
             entries = self._idle if queue.idle else self._busy
             del entries[bisect_left(entries, queue.entry)]
             queue.entry = None
-        if not lane.available:
+        if not lane.available and lane.back_at == -math.inf:
             return
         if idle:
             bound = queue.latencies[0] * queue.correction
@@ -105,5 +106,6 @@ class ModelRoutes:
         assert self._idle == sorted(self._idle)
         assert self._busy == sorted(self._busy)
         ordered = [queue for _, _, queue in self._idle + self._busy]
-        assert all(queue.lane.available and queue.idle == (queue.lane.batch is None) for queue in ordered)
-        assert len(ordered) == (sum(queue.lane.available for queue in self.queues) if self.many else 0)
+        routed = [queue for queue in self.queues if queue.lane.available or queue.lane.back_at > -math.inf]
+        assert all(queue in routed and queue.idle == (queue.lane.batch is None) for queue in ordered)
+        assert len(ordered) == (len(routed) if self.many else 0)

@@ -86,12 +86,13 @@ def places_for_parts(
     """Return which queue of a model takes how many rows of a request, in order, and when the last of them finish.
 
     Each part is as large as a batch of its lane, or what is left, and goes where it finishes first. No queue takes any
-    where a part would finish after the deadline (the time is that part's), or no lane is available (infinity).
+    where a part would finish after the deadline (the time is that part's), or no lane is available or will be soon
+    (infinity).
     """
     first = [
         (finish_time(queue, ahead + min(size, queue.batch), now), queue.number, ahead, queue)
         for queue in queues
-        if queue.lane.available
+        if queue.lane.available or queue.lane.back_at > now
         for ahead in (queue.ahead(priority, deadline),)
     ]
     if not first:

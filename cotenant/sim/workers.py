@@ -24,6 +24,7 @@ from cotenant.control.events import (
     LaneFailed,
     LaneLost,
     LaneReady,
+    LaneRestarts,
     LanesDown,
     LaneStopped,
     PartitionClosed,
@@ -247,7 +248,7 @@ class Workers:
                 pass  # batches take what the new revision says from `_switch` on
             case StartLane() | StopLane():
                 pass  # the supervisor has it
-            case LaneReady() | LanesDown() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
+            case LaneReady() | LanesDown() | LaneRestarts() | LaneLost() | LaneFailed() | StartFailed() | LaneStopped():
                 pass  # news for people
 
     def _spawn(self, ready: WorkerReady, now: float) -> None:

@@ -16,6 +16,7 @@ from cotenant.control.events import (
     LaneFailed,
     LaneLost,
     LaneReady,
+    LaneRestarts,
     LanesDown,
     LaneStopped,
     PartitionClosed,
@@ -49,13 +50,15 @@ class Watched:
         self.supervisor = Supervisor(SupervisorOptions(**options))
         self.now = 0.0
         self.timers: list[WakeAt] = []
+        self.expected: list[LaneRestarts] = []
 
     def tell(self, event: SupervisorEvent) -> list[SupervisorCommand]:
-        """What is to be done about it, timers aside."""
+        """What is to be done about it, timers and expectations aside."""
         commands = self.supervisor.handle(event, self.now)
         self.supervisor.invariants()
         self.timers += [command for command in commands if isinstance(command, WakeAt)]
-        return [command for command in commands if not isinstance(command, WakeAt)]
+        self.expected += [command for command in commands if isinstance(command, LaneRestarts)]
+        return [command for command in commands if not isinstance(command, WakeAt | LaneRestarts)]
 
     def until(self, time: float) -> list[tuple[float, SupervisorCommand]]:
         """What is done until then, and when."""
@@ -117,7 +120,7 @@ def test_first_start_with_retry_is_tried_again() -> None:
     watched = Watched()
     watched.tell(StartLane(LANE, GPU, retry=True))
     assert watched.exit(1) == []
-    assert watched.until(0.1) == [(0.1, SpawnWorker(LANE, 2, True))]
+    assert watched.until(0.1) == [(0.01, SpawnWorker(LANE, 2, True))]
 
 
 def test_start_that_takes_too_long_is_killed_once() -> None:
@@ -141,7 +144,7 @@ def test_worker_that_dies_is_started_again_after_a_delay() -> None:
     watched.now = 60.0
     assert watched.exit(1) == [LanesDown((LANE,), "it was killed by SIGKILL")]
     assert watched.state() is LaneState.RESTARTING
-    assert watched.until(61.0) == [(60.1, SpawnWorker(LANE, 2, False))]
+    assert watched.until(61.0) == [(60.01, SpawnWorker(LANE, 2, False))]
     assert watched.tell(WorkerReady(LANE, 2)) == [LaneReady(LANE)]
     lane = watched.supervisor.lanes()[LANE]
     assert (lane.restarts, lane.incarnation, lane.reason) == (1, 2, "it was killed by SIGKILL")
@@ -169,6 +172,45 @@ def test_delay_begins_anew_after_a_steady_life() -> None:
     assert watched.until(20.0) == [(11.5, SpawnWorker(LANE, 3, False))]
 
 
+def test_worker_that_served_less_long_than_it_took_to_start_died_quickly() -> None:
+    watched = started(first_delay=0.5, steady=1.0)
+    watched.exit(1)
+    watched.until(1.0)
+    watched.now = 5.5  # it was spawned at 0.5
+    watched.tell(WorkerReady(LANE, 2))
+    watched.now = 10.0
+    watched.exit(2)
+    assert watched.until(20.0) == [(11.0, SpawnWorker(LANE, 3, False))]  # the second delay
+
+
+def test_worker_that_died_is_expected_back_after_its_delay_and_its_last_start() -> None:
+    watched = Watched(first_delay=0.5)
+    watched.tell(StartLane(LANE, GPU))
+    watched.now = 4.0
+    watched.tell(WorkerReady(LANE, 1))
+    watched.now = 60.0
+    watched.exit(1)
+    assert watched.expected == [LaneRestarts(LANE, 64.5)]
+
+
+def test_worker_that_was_never_ready_is_not_expected_back() -> None:
+    watched = Watched()
+    watched.tell(StartLane(LANE, GPU, retry=True))
+    watched.exit(1)
+    assert watched.expected == []
+
+
+def test_worker_killed_every_two_seconds_starts_again_at_once_for_ever() -> None:
+    watched = started()
+    for incarnation in range(1, 150):
+        watched.now = 2.0 * incarnation
+        watched.exit(incarnation)
+        ((time, _),) = watched.until(watched.now + 0.1)
+        assert time - 2.0 * incarnation < 0.02
+        watched.now = 2.0 * incarnation + 0.6
+        watched.tell(WorkerReady(LANE, incarnation + 1))
+
+
 def test_worker_that_dies_too_often_fails_for_good() -> None:
     watched = started(lives=3)
     watched.exit(1)
@@ -191,7 +233,7 @@ def test_lack_of_resources_costs_time_and_no_life() -> None:
         times.append(time)
         watched.now = time
         assert watched.tell(WorkerRefused(LANE, incarnation, "too many open files")) == []
-    assert [round(later - time, 6) for time, later in pairwise(times)][:4] == [0.2, 0.4, 0.8, 1.6]
+    assert [round(later - time, 6) for time, later in pairwise(times)][:4] == [0.02, 0.04, 0.08, 0.16]
     watched.until(watched.now + 10.0)
     assert watched.tell(WorkerReady(LANE, 30)) == [LaneReady(LANE)]
     watched.exit(30)
@@ -207,7 +249,7 @@ def test_lack_of_resources_is_forgotten_once_a_worker_is_ready() -> None:
     watched.tell(WorkerReady(LANE, 3))
     watched.now = 100.0
     watched.exit(3)
-    assert watched.until(200.0) == [(100.1, SpawnWorker(LANE, 4, False))]
+    assert watched.until(200.0) == [(100.01, SpawnWorker(LANE, 4, False))]
 
 
 def test_failed_lane_that_is_revived_starts_as_if_it_had_never_failed() -> None:
@@ -393,4 +435,4 @@ def test_stale_and_early_timers_are_harmless() -> None:
     assert watched.tell(Woke(LANE, timer.time)) == []  # early: it is asked for again
     assert watched.timers[-1] == timer
     assert watched.tell(Woke(LANE, 0.05)) == [] and watched.tell(Woke(LaneId(GPU, 9), 1.0)) == []
-    assert watched.until(1.0) == [(0.1, SpawnWorker(LANE, 2, False))]
+    assert watched.until(1.0) == [(0.01, SpawnWorker(LANE, 2, False))]

@@ -23,6 +23,7 @@ from cotenant.control.events import (
     LaneFailed,
     LaneLost,
     LaneReady,
+    LaneRestarts,
     LanesDown,
     LaneStopped,
     PartitionClosed,
@@ -239,7 +240,7 @@ class World:
                 self.supervisor.starts.pop(lane, None)
             case LaneReady(lane) | LaneStopped(lane):
                 self.supervisor.starts.pop(lane, None)
-            case LanesDown() | StartLane() | StopLane():
+            case LanesDown() | LaneRestarts() | StartLane() | StopLane():
                 pass
 
     def _assign(self, number: int) -> None:

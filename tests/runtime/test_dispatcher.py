@@ -28,6 +28,7 @@ from cotenant.runtime.events import (
     LaneSpec,
     Ready,
     Reply,
+    Restarting,
     Run,
     Split,
     WakeAt,
@@ -248,6 +249,60 @@ def test_dispatcher_lost_request_without_another_lane_waits_for_its_worker() -> 
     assert runs(dispatcher.handle(Ready(LANE_A), 0.050)) == [[1]]
 
 
+def test_request_for_a_worker_that_comes_back_in_time_waits_for_it() -> None:
+    dispatcher = started(A)
+    dispatcher.handle(Died(LANE_A, "killed"), 0.0)
+    assert dispatcher.handle(Restarting(LANE_A, 0.050), 0.0) == []
+    assert arrive(dispatcher, 0.010, request(1, 0.010)) == [WakeAt(LANE_A, 0.110)]
+    assert runs(dispatcher.handle(Ready(LANE_A), 0.060)) == [[1]]
+
+
+def test_request_that_a_restarting_worker_cannot_answer_in_time_is_rejected_at_once() -> None:
+    dispatcher = started(A)
+    dispatcher.handle(Died(LANE_A, "killed"), 0.0)
+    dispatcher.handle(Restarting(LANE_A, 0.100), 0.0)
+    (reply,) = arrive(dispatcher, 0.0, request(1))
+    assert isinstance(reply, Reply)
+    assert (reply.outcome, reply.reason) == (Outcome.REJECTED, words.TOO_LATE)
+    assert reply.retry_after == pytest.approx(0.100 + 0.011 - 0.100)
+
+
+def test_worker_that_does_not_come_back_when_expected_gets_no_more_requests() -> None:
+    dispatcher = started(A)
+    dispatcher.handle(Died(LANE_A, "killed"), 0.0)
+    dispatcher.handle(Restarting(LANE_A, 0.050), 0.0)
+    (reply,) = arrive(dispatcher, 0.051, request(1, 0.051))
+    assert isinstance(reply, Reply)
+    assert (reply.outcome, reply.reason) == (Outcome.REJECTED, words.NO_WORKER)
+
+
+def test_worker_that_is_up_is_not_expected_back() -> None:
+    dispatcher = started(A)
+    dispatcher.handle(Restarting(LANE_A, 9.0), 0.0)  # stale
+    assert runs(arrive(dispatcher, 0.0, request(1))) == [[1]]
+
+
+def test_lost_request_waits_for_its_worker_though_that_is_expected_too_late() -> None:
+    """It was accepted, and may be lucky."""
+    other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
+    dispatcher = started(A, other)
+    dispatcher.handle(Died(LANE_B, "killed"), 0.0)
+    dispatcher.handle(Restarting(LANE_B, 0.2), 0.0)
+    arrive(dispatcher, 0.0, request(1))
+    assert dispatcher.handle(Died(LANE_A, "killed"), 0.005) == [WakeAt(LANE_A, 0.1)]
+    assert runs(dispatcher.handle(Ready(LANE_A), 0.050)) == [[1]]
+
+
+def test_large_request_is_split_over_a_lane_that_is_up_and_one_that_comes_back() -> None:
+    other = lane(LANE_B, LaneModel(model="m", latencies=linear(4)))
+    dispatcher = started(A, other)
+    dispatcher.handle(Died(LANE_B, "killed"), 0.0)
+    dispatcher.handle(Restarting(LANE_B, 0.005), 0.0)
+    commands = arrive(dispatcher, 0.0, request(1, size=8, within=0.035))
+    assert len(runs(commands)) == 1 and not ends(commands)
+    assert len(runs(dispatcher.handle(Ready(LANE_B), 0.005))) == 1
+
+
 def test_time_that_was_lent_is_not_counted_on() -> None:
     """A lane whose batches end early for now admits no more than it could by its share."""
     spent, lent = started(A), started(A)
@@ -459,7 +514,7 @@ STEPS = st.lists(
             ["arrive"] * 8
             + ["finish"] * 5
             + ["wake"] * 3
-            + ["cancel", "die", "ready", "fail", "bad", "apply", "smaller", "stale", "hang"]
+            + ["cancel", "die", "restarting", "ready", "fail", "bad", "apply", "smaller", "stale", "hang"]
         ),
         st.integers(0, 10**6),
         st.floats(0, 0.02),
@@ -502,6 +557,8 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
                 story.feed(Cancelled(sorted(story.arrived)[pick % len(story.arrived)]))
             case "die":
                 story.feed(Died(lane_id, "killed"))
+            case "restarting":
+                story.feed(Restarting(lane_id, story.now + pick % 100 / 1000))
             case "ready":
                 if not (lane_id in story.dispatcher.lanes and story.dispatcher.lanes[lane_id].up):
                     story.feed(Ready(lane_id))

@@ -20,6 +20,7 @@ from cotenant.runtime.events import (
     LaneModel,
     LaneSpec,
     Ready,
+    Restarting,
     Run,
 )
 from cotenant.runtime.lane import Lane
@@ -48,7 +49,9 @@ def by_asking_all(lanes: dict[LaneId, Lane], request: Request, now: float) -> tu
     asked = [
         (finish_time(queue, queue.ahead(request.priority, request.deadline) + request.size, now), number, lane.id)
         for number, lane in enumerate(lanes.values())
-        if lane.up and (queue := lane.queues.get(request.model)) is not None and request.size <= queue.batch
+        if (lane.up or lane.back_at > now)
+        and (queue := lane.queues.get(request.model)) is not None
+        and request.size <= queue.batch
     ]
     return (min(asked)[2], min(asked)[0]) if asked else None
 
@@ -98,5 +101,7 @@ def test_routing_chooses_the_lane_that_exhaustive_search_does(seed: int, lanes: 
             if dispatcher.lanes[lane].up:
                 running.pop(lane, None)
                 note(dispatcher.handle(Died(lane, "killed"), now))
+                if rng.random() < 0.5:
+                    note(dispatcher.handle(Restarting(lane, now + float(rng.uniform(0, 0.05))), now))
             else:
                 note(dispatcher.handle(Ready(lane), now))

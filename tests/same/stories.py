@@ -28,6 +28,7 @@ from cotenant.runtime.events import (
     LaneSpec,
     Ready,
     Reply,
+    Restarting,
     Run,
 )
 from cotenant.runtime.log import encode
@@ -115,7 +116,8 @@ def mishaps(rng: np.random.Generator, specs: tuple[LaneSpec, ...], seconds: floa
         lane = specs[int(rng.integers(len(specs)))].id
         match int(rng.integers(4)):
             case 0:
-                events += [(time, Died(lane, "killed")), (time + 0.05, Ready(lane))]
+                back = Restarting(lane, time + float(rng.uniform(0, 0.1)))
+                events += [(time, Died(lane, "killed")), (time, back), (time + 0.05, Ready(lane))]
             case 1:
                 events.append((time, Failed(lane, int(rng.integers(count * 20)), "broken")))
             case 2:

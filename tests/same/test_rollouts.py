@@ -22,6 +22,8 @@ from cotenant.control.events import (
     Assign,
     DeviceRestored,
     DevicesLost,
+    Dispatch,
+    LaneRestarts,
     PartitionClosed,
     RolloutEnded,
     Switch,
@@ -45,6 +47,7 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.runtime import events as runtime
+from cotenant.runtime.events import Restarting
 from cotenant.runtime.lane_specs import lane_specs
 from cotenant.runtime.log import log_line
 from cotenant.sim.loop import play
@@ -99,6 +102,10 @@ class Recording(Orchestrator):
 
 def _word(command: Command) -> str:
     match command:
+        case LaneRestarts(lane, time) | Dispatch(Restarting(lane, time)):
+            return (
+                f"{lane} is expected back at {time:.6f}"  # a clock that counts nanoseconds differs in the last digits
+            )
         case Assign(revision):
             return f"assign {revision.number}"
         case RolloutEnded(revision, outcome, reason):

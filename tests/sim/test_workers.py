@@ -120,7 +120,7 @@ def test_command_that_fails_costs_no_other_and_ends_the_run(monkeypatch: pytest.
 def test_worker_that_dies_is_started_again_after_the_first_delay() -> None:
     watched = Watched(plan("a", "b"), startup=2.0)
     watched.workers.fail([Failure(parts=(LaneId.parse("cpu-0/1"),), time=5.0, back=0.0)])
-    assert watched.story() == [*START, (5.0, "died cpu-0/1"), (7.1, "ready cpu-0/1")]
+    assert watched.story() == [*START, (5.0, "died cpu-0/1"), (7.01, "ready cpu-0/1")]
 
 
 def test_device_that_fails_takes_all_its_workers_at_one_moment() -> None:
