@@ -27,17 +27,19 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
-from cotenant.live.confinement import Confinement
-from cotenant.live.descriptors import DescriptorReserve
 from cotenant.live.lending import Lending
 from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
+from cotenant.live.processes import WorkerProcesses
 from cotenant.live.share_audit import ShareAudit
-from cotenant.live.warm_pool import WarmPool, WorkerTemplate
+from cotenant.live.warm_pool import WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena, Block
+from cotenant.worker.background import leave_background
 from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, Timing, WorkerModel
 
 logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0  # seconds that a worker may load its models in the background
 
 Payload = tuple[Tensor, ...]
 _Args = TypeVarTuple("_Args")
@@ -128,7 +130,6 @@ class Pool:
         warm_workers: int = 0,
     ) -> None:
         self.unfinished: set[LaneId] = set()  # lanes whose last worker ended with a batch under way
-        self.confinement = Confinement()  # of processes that start from now on
         self._backend = backend
         self._arena = arena
         self._tell = tell
@@ -136,11 +137,8 @@ class Pool:
         self._lanes: dict[LaneId, _Lane] = {}
         self._workers: dict[WorkerConnection, _Worker] = {}
         self._flights: dict[WorkerConnection, _Flight] = {}
-        self._processes: set[WorkerProcess] = set()  # processes that have not exited, pre-started ones included
-        self._shared: dict[str, WorkerProcess] = {}  # by name
         self._lending = Lending(arena)
-        self._descriptors = DescriptorReserve()
-        self._warm = WarmPool(warm_workers, self._begin)
+        self.processes = WorkerProcesses(arena.fd, self._left, warm_workers=warm_workers)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -215,11 +213,10 @@ class Pool:
 
     async def close(self) -> None:
         """End processes without a lane: pre-started ones, and those about to exit."""
-        self._warm.keep(set())
+        self.processes.keep_warm(set())
         await asyncio.gather(*self._tasks)
-        await asyncio.gather(*(process.stop("the server has stopped") for process in self._processes))
+        await self.processes.close()
         self._lending.stop()
-        self._descriptors.close()
 
     def _worker(self, lane: LaneId, incarnation: int) -> _Worker | None:
         """Return the worker of that incarnation unless its end was reported."""
@@ -271,8 +268,9 @@ class Pool:
         if worker.killed:
             return worker.killed
         launch = lane.launch
-        with self._descriptors.lent():
-            line = worker.line = WorkerConnection(self._process(lane), answered=self._answered)
+        with self.processes.descriptors.lent():
+            process = self.processes.take(lane.name, launch.process, self._modules(lane))
+            line = worker.line = WorkerConnection(process, answered=self._answered)
         self._workers[line] = worker
         line.send(
             Setup(
@@ -287,9 +285,16 @@ class Pool:
                 cuda=launch.cuda,
                 groups=launch.groups,
                 env=launch.env,
+                background=fresh and not launch.process,  # lanes of one process serve while another loads
             )
         )
-        failure = await line.started
+        hurry = asyncio.get_running_loop().call_later(
+            PATIENCE, lambda: self._spawn_task(asyncio.to_thread(leave_background, line.process.pid))
+        )
+        try:
+            failure = await line.started
+        finally:
+            hurry.cancel()
         if not failure and not worker.killed:
             await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
         # It may have died, or been killed, before this task resumed.
@@ -347,48 +352,23 @@ class Pool:
 
     # Processes
 
-    def _process(self, lane: _Lane) -> WorkerProcess:
-        """Return the process for a lane: a shared one, a pre-started one, or a new one."""
-        name = lane.launch.process
-        shared = self._shared.get(name)
-        if shared is not None and not shared.ending:
-            return shared
-        template = self._template(lane)
-        process = self._warm.take(template, name or lane.name) or self._begin(name or lane.name, template)
-        if name:
-            self._shared[name] = process
-        return process
-
-    def _begin(self, name: str, template: WorkerTemplate, preload: Sequence[str] | None = None) -> WorkerProcess:
-        with self._descriptors.lent():
-            process = WorkerProcess(
-                name,
-                self._arena.fd,
-                left=self._left,
-                shared=template.shared,
-                preload=preload,
-                confinement=self.confinement,
-            )
-        self._processes.add(process)
-        process.gone.add_done_callback(lambda gone: self._processes.discard(process))
-        return process
-
-    def _template(self, lane: _Lane) -> WorkerTemplate:
-        """Return the template of a lane's process, with the models of all lanes that share it."""
+    def _modules(self, lane: _Lane) -> frozenset[str]:
+        """Return the modules that a lane's process needs, for the models of all lanes that share it."""
         process = lane.launch.process
         served = [each for each in self._lanes.values() if each.launch.process == process] if process else [lane]
         models = [(model, each.launch.fake) for each in served for model in each.models.values()]
-        modules = {module for model, fake in models for module in runners.modules_of(model, fake=fake)}
-        return WorkerTemplate(bool(process), frozenset(modules))
+        return frozenset(module for model, fake in models for module in runners.modules_of(model, fake=fake))
 
     def keep_warm(self) -> None:
         """Keep processes pre-started for lanes like the present ones."""
-        self._warm.keep({self._template(lane) for lane in self._lanes.values()})
+        self.processes.keep_warm(
+            {WorkerTemplate(bool(lane.launch.process), self._modules(lane)) for lane in self._lanes.values()}
+        )
 
     @property
     def warm_workers(self) -> int:
         """Return the number of pre-started processes."""
-        return self._warm.ready
+        return self.processes.warm
 
     # Batches
 

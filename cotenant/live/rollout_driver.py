@@ -80,7 +80,7 @@ class RolloutDriver:
         self._observer = observer
         self._divides = backend.divides
         self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
-        self._control.pool.confinement = confinement or Confinement()
+        self._control.pool.processes.confinement = confinement or Confinement()
         self._control.keeps = self._may_start_again
         self._control.predicted = driver.predicted
         self._matcher = LaneMatcher()

@@ -57,7 +57,7 @@ class SupervisedPool:
         self._driver = ControlDriver(
             orchestrator, self._perform, backend.with_ceilings(), arena, listener, warm_workers=warm_workers
         )
-        self._driver.pool.confinement = confinement or Confinement()
+        self._driver.pool.processes.confinement = confinement or Confinement()
         self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it is not ready; empty where it is
         self._stopped: dict[LaneId, asyncio.Future[None]] = {}
         self._closed = False

@@ -32,6 +32,10 @@ class CpuThrottle:
         self._charged = used
         return started + cost / self.rate - self._credit, cost
 
+    def skip(self) -> None:
+        """Charge nobody for the work since the last charge."""
+        self._charged = self._used()
+
     def ended(self, due: float, now: float) -> None:
         """Note that the batch due at `due` ended at `now`."""
         self._credit = min(max(now - due, 0.0), MAX_CREDIT)

@@ -25,9 +25,9 @@ _CORES: Final = 16  # byte of a slot at which the bits begin
 _MAX_CORES: Final = 8 * (SLOT_SIZE - _CORES)
 
 # Seconds between two looks of a worker that is held: a part of what it has left to wait, within bounds.
-MIN_LOOK: Final = 0.0005
+MIN_LOOK: Final = 0.001
 MAX_LOOK: Final = 0.004
-LOOK_PART: Final = 1 / 8
+LOOK_PART: Final = 1 / 4
 
 
 class LendingBoard:

@@ -27,6 +27,7 @@ import msgspec
 from cotenant.errors import DeviceError, ModelError, WorkerError
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
+from cotenant.worker.background import in_background
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
@@ -124,7 +125,8 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     memory = map_memory(arena, setup.arena)
     resources = contextlib.ExitStack()  # closed on an orderly end only: closing on a broken device would mask its error
     try:
-        loaded = _load_models(setup, processors, resources)
+        with in_background() if setup.background else contextlib.nullcontext():
+            loaded = _load_models(setup, processors, resources)
     except (DeviceError, ModelError) as error:
         send(WorkerBroken(str(error)))
         resources.close()
@@ -145,7 +147,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         done = time.monotonic()
         due, cpu = throttle.charge(started)
         if borrower is not None:
-            hold(connection, due, borrower)
+            hold(connection, due, borrower, throttle)
         elif not setup.lent_by_kernel:
             wait(connection, due)
         ended = time.monotonic()
@@ -202,8 +204,9 @@ def wait(connection: socket.socket, until: float) -> None:
             return
 
 
-def hold(connection: socket.socket, due: float, borrower: Borrower) -> None:
-    """Sleep like `wait`, but no longer than others need the cores."""
+def hold(connection: socket.socket, due: float, borrower: Borrower, throttle: CpuThrottle) -> None:
+    """Sleep like `wait`, but no longer than others need the cores. Looking whether they do is not charged: on a share
+    of 5 % it takes a third of what a small model takes, and a plan counts on what the share does for the model."""
     if due <= time.monotonic():
         return
     borrower.hold(due)
@@ -211,6 +214,7 @@ def hold(connection: socket.socket, due: float, borrower: Borrower) -> None:
         if select.select([connection], [], [], look_interval(left))[0]:
             break
     borrower.resume()
+    throttle.skip()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,9 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import control_driver, share_audit
+from cotenant.live import pool as pool_module
 from cotenant.live.process import private_memory
-from cotenant.worker.wire import RunBatch, WorkerModel
+from cotenant.worker.wire import RunBatch, Setup, WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.worker import graphs
@@ -454,6 +456,48 @@ def test_pool_status_of_a_dead_worker_has_no_used_share(folder: Path, monkeypatc
             assert (status.state, status.used_share, status.over_share) == ("restarting", None, False)
 
     asyncio.run(scenario())
+
+
+def test_pool_worker_that_waits_too_long_in_the_background_leaves_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(pool_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(pool_module, "leave_background", left.append)
+
+    async def scenario() -> None:
+        async with pool_of(Cpu()) as (pool, _, _):
+            starting = asyncio.ensure_future(pool.start(LANE, share=50, models=[stuck(folder)]))
+            async with asyncio.timeout(PATIENCE):
+                while not left:
+                    await asyncio.sleep(0.01)
+            assert left == workers_of(os.getpid())
+            starting.cancel()
+            await asyncio.wait([starting])
+
+    asyncio.run(scenario())
+
+
+def test_pool_lane_starts_in_the_background_and_restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    setups: list[bool] = []
+
+    def noted(**given: Any) -> Setup:
+        setups.append(given["background"])
+        return Setup(**given)
+
+    monkeypatch.setattr(pool_module, "Setup", noted)
+
+    async def scenario() -> None:
+        async with pool_of(Fake()) as (pool, told, _):
+            await pool.start(LANE, share=50, models=[sleeper(0.0)])
+            await told.next()
+            pid = pool.status()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert [(await told.next())[0] for _ in range(2)] == ["died", "ready"]
+
+    asyncio.run(scenario())
+    assert setups == [True, False]
 
 
 def test_pool_stop_during_a_pause_keeps_the_response() -> None:

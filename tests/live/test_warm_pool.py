@@ -137,7 +137,7 @@ def test_warm_pool_without_room_lanes_start_without_it(
             await spare(pool)
             for process in warm_workers(pool):
                 await process.stop("for this test")
-            pool._driver.pool._warm._failed.clear()
+            pool._driver.pool.processes._warm._failed.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "executable", "/nowhere/python")
                 pool._driver._tick()
@@ -176,7 +176,7 @@ async def main():
     async with pool_of(Fake(), warm_workers=1) as (pool, told, _):
         await pool.start(LaneId.parse("fake-0/0"), share=500, models=[sleeper(100.0)])
         print(await spare(pool), flush=True)
-        pool._driver.pool._warm._count = 2
+        pool._driver.pool.processes._warm._count = 2
         await asyncio.sleep(100.0)
 
 asyncio.run(main())

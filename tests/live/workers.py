@@ -65,7 +65,7 @@ async def pool_of(
 
 
 def warm_workers(pool: SupervisedPool) -> list[WorkerProcess]:
-    return [process for kept in pool._driver.pool._warm._kept.values() for process in kept]
+    return [process for kept in pool._driver.pool.processes._warm._kept.values() for process in kept]
 
 
 async def spare(pool: SupervisedPool) -> int:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.worker import main
+from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.lending import BOARD_SIZE, MAX_LOOK, MIN_LOOK, SLOTS, Borrower, LendingBoard, look_interval
 
 
@@ -105,15 +107,29 @@ def test_hold_ends_at_once_where_nobody_else_has_work() -> None:
     slot = lane(shared, 0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        main.hold(theirs, time.monotonic() + 3600, Borrower(shared, slot))
+        main.hold(theirs, time.monotonic() + 3600, Borrower(shared, slot), CpuThrottle(1.0))
     assert shared.may_resume(lane(shared, 0, held=9e9)) is False  # the first lane is at work, and not held any more
 
 
 def test_hold_ends_where_the_server_is_gone() -> None:
     shared = board()
-    slot = lane(shared, 0)
-    lane(shared, 0)
+    slot, other = lane(shared, 0), lane(shared, 0)
     ours, theirs = socket.socketpair()
     with theirs:
         ours.close()
-        main.hold(theirs, time.monotonic() + 3600, Borrower(shared, slot))
+        main.hold(theirs, time.monotonic() + 3600, Borrower(shared, slot), CpuThrottle(1.0))
+    shared.hold(other, 9e9)
+    assert not shared.may_resume(other)  # the first lane is held no longer, though the other was at work all the time
+
+
+def test_looking_at_the_board_is_not_charged() -> None:
+    shared = board()
+    slot = lane(shared, 0)
+    used = iter([0.0, 0.010, 0.013, 0.023])
+    throttle = CpuThrottle(0.5, used=lambda: next(used))
+    due, cost = throttle.charge(started=100.0)
+    assert (due, cost) == (100.0 + 0.020, 0.010)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        main.hold(theirs, time.monotonic() + 3600, Borrower(shared, slot), throttle)  # which takes 3 ms
+    assert throttle.charge(started=101.0)[1] == pytest.approx(0.010)

@@ -1,0 +1,60 @@
+"""Do work in the processor time that nobody else wants, so that a start does not slow what is being served.
+
+On Linux a thread with the policy SCHED_IDLE runs where a processor has nothing else to do. Threads that it creates
+inherit that. To go back takes CAP_SYS_NICE, or RLIMIT_NICE to allow the niceness of the process (`LimitNICE=` of a
+systemd unit): without either, nothing changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[None]:
+    """Run the block in the background, and the threads that it has created as usual afterwards."""
+    if not _may_return():
+        yield
+        return
+    _set_policy(0, idle=True)
+    try:
+        yield
+    finally:
+        leave_background(os.getpid())
+
+
+def leave_background(pid: int) -> None:
+    """Let all threads of a process run as usual. Harmless where they do, and where there is no such process."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # so has the thread, or it must stay as it is
+                if os.sched_getscheduler(int(thread.name)) == os.SCHED_IDLE:
+                    _set_policy(int(thread.name), idle=False)
+
+
+def _may_return() -> bool:
+    """Tell whether a thread of this process may leave the background again. One that ends tries it."""
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return False
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_returns).result()
+
+
+def _returns() -> bool:
+    try:
+        _set_policy(0, idle=True)
+        _set_policy(0, idle=False)
+    except OSError:
+        return False
+    return True
+
+
+def _set_policy(thread: int, *, idle: bool) -> None:
+    os.sched_setscheduler(thread, os.SCHED_IDLE if idle else os.SCHED_OTHER, os.sched_param(0))
