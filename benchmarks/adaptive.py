@@ -11,31 +11,35 @@ import asyncio
 import contextlib
 import os
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import uvloop
 from numpy.typing import NDArray
 
 from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import assemble, running
 from cotenant.app.running_server import RunningServer
 from cotenant.cli.client import bodies_for, fetch_status
-from cotenant.cli.demo import demo_settings
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.config import Settings, read_settings
+from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.core.model import Model
 from cotenant.live.load_generator import generate_load
-from cotenant.measure.report import Report
+from cotenant.measure.report import ModelReport, Report
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, generate_arrivals
-from cotenant.zoo import build_models
+from cotenant.zoo import ZOO, build_models
 
 MODELS = ("digits", "lenet", "mobilenet_v2", "resnet18")
 SHARE_OF_CAPACITY = 0.7
+# Of the processors, kept for the server, as by default, and for the load generator, which is on the same machine.
+SETTLING = 987  # the seed of the load meanwhile
+RESERVE = read_settings().reserve + 0.1
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -46,13 +50,20 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that have ended by `seconds` from the beginning: all whose caller stayed, those within their target, and
-    those that failed: answered by an error, or not at all."""
+    """Requests that have ended by `seconds` from the beginning: all whose caller stayed, those within their target,
+    those that failed: answered by an error, or not at all, and those rejected on arrival. outcomes: by model, how they
+    ended; "late" ones were served. lag: seconds, the 99th percentile of how late the load generator sent them.
+    processor: seconds that it has used. models: their reports, at the end."""
 
     seconds: float
     stayed: int
     within_target: int
     failed: int
+    rejected: int = 0
+    outcomes: dict[str, dict[str, int]] = {}
+    lag: float = 0.0
+    processor: float = 0.0
+    models: tuple[ModelReport, ...] = ()
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -66,34 +77,61 @@ class Served(msgspec.Struct, frozen=True):
         return self.server.addresses.http
 
 
-def arguments(description: str | None, seconds: float) -> argparse.ArgumentParser:
-    """Return a parser of the options that all of these benchmarks have. seconds: the default duration."""
+def arguments(description: str | None, seconds: float, settle: float | None = None) -> argparse.ArgumentParser:
+    """Return a parser of the options that these benchmarks share. seconds: the default duration. settle: the same of
+    the load before anything is measured; None: there is none."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-repository", type=Path, default=Path("models"))
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--seed", type=int, default=0)
+    if settle is not None:
+        parser.add_argument("--settle", type=float, default=settle, help="seconds of load before anything is measured")
+    parser.add_argument("--event-log", type=Path, help="write the server's event log here")
     parser.add_argument("--json", action="store_true")
     return parser
 
 
 @asynccontextmanager
-async def served(repository: Path, names: Sequence[str], *, adapt: bool) -> AsyncIterator[Served]:
-    """Serve example models at 70 % of capacity: measured, planned, and planned again for these rates."""
+async def served(
+    repository: Path,
+    names: Sequence[str],
+    *,
+    adapt: bool,
+    settle: float = 0.0,
+    event_log: Path | None = None,
+    planned_for: Callable[[dict[str, float]], dict[str, float]] = dict,
+) -> AsyncIterator[Served]:
+    """Serve example models at 70 % of capacity, of what the load generator leaves: measured, planned, and planned again
+    for these rates. settle: seconds of load at these rates within which the server adapts to them. adapt: whether it
+    still does afterwards. planned_for: changes the rates that the first plan is made for."""
     build_models(repository, names)
-    usual = msgspec.structs.replace(
-        read_settings(), model_repository=repository, http_port=0, grpc_port=0, metrics_port=0
-    )
-    most = demo_settings(usual)
-    most = msgspec.structs.replace(most, models=tuple(model for model in most.models if model.name in names))
-    backend = create_backend(most)
-    capacity = (await assemble(most, backend, models=names)).deployment.plan.rates()
-    rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
-    settings = _at(most, rates, adapt=adapt)
-    assembly = await assemble(settings, backend, models=list(rates))
-    async with running(assembly) as server:
-        tune_for_latency()
-        yield Served(server, rates)
+    with tempfile.TemporaryDirectory() as folder:  # what an earlier run has learnt is not for this one
+        most = msgspec.structs.replace(
+            read_settings(),
+            model_repository=repository,
+            models=tuple(ModelSettings(name=name, slo=ZOO[name].slo, rate=ZOO[name].weight) for name in names),
+            objective="rate",
+            adapt=False,
+            reserve=RESERVE,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            state=Path(folder) / "state.sqlite",
+            event_log=event_log,
+        )
+        backend = create_backend(most)
+        capacity = (await assemble(most, backend, models=names)).deployment.plan.rates()
+        rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
+        settings = _at(most, planned_for(rates), adapt=adapt or settle > 0)
+        assembly = await assemble(settings, backend, models=list(rates))
+        async with running(assembly) as server:
+            tune_for_latency()
+            if settle:
+                await send(server.addresses.http, [Segment(settle, rates)], SETTLING)
+            if settle and not adapt and server._server._adaptation is not None:
+                await server._server._adaptation.stop()
+            yield Served(server, rates)
 
 
 def _at(settings: Settings, rates: Mapping[str, float], *, adapt: bool) -> Settings:
@@ -129,10 +167,13 @@ async def sending(address: str, segments: Sequence[Segment], seed: int) -> Async
             await process.wait()
 
 
-def attainment(ticks: Sequence[Tick], since: float, until: float) -> float:
-    """Return the fraction within the target of requests that ended between two moments; NaN where none did."""
+def attainment(ticks: Sequence[Tick], since: float, until: float, *, accepted: bool = False) -> float:
+    """Return the fraction within the target of requests that ended between two moments; NaN where none did.
+    accepted: of those that were not rejected on arrival."""
     before, after = _at_second(ticks, since), _at_second(ticks, until)
     stayed = after.stayed - before.stayed
+    if accepted:
+        stayed -= after.rejected - before.rejected
     return (after.within_target - before.within_target) / stayed if stayed else float("nan")
 
 
@@ -173,23 +214,35 @@ async def _generate(address: str, segments: Sequence[Segment], seed: int) -> Non
     status = await asyncio.to_thread(fetch_status, address)
     models = [Model(name=name, slo=status.targets[name]) for name in segments[0].rates]
     bodies = await bodies_for(address, models, seed)
-    begun = time.monotonic()
+    begun, processor = time.monotonic(), time.process_time()
 
-    def tell(report: Report) -> None:
+    def tell(report: Report, *, last: bool = False) -> None:
         rows = report.models
         tick = Tick(
             seconds=time.monotonic() - begun,
             stayed=sum(row.stayed for row in rows),
             within_target=sum(round((row.attainment or 0.0) * row.stayed) for row in rows),
             failed=sum(row.outcomes.get("failed", 0) for row in rows),
+            rejected=sum(row.outcomes.get("rejected", 0) for row in rows),
+            outcomes={row.model: _outcomes(row) for row in rows},
+            lag=report.lag or 0.0,
+            processor=time.process_time() - processor,
+            models=tuple(rows) if last else (),
         )
         print(msgspec.json.encode(tick).decode(), flush=True)
 
     tune_for_latency()
     seconds = sum(segment.seconds for segment in segments)
-    tell(await generate_load(address, models, bodies, _arrivals(segments, seed), seconds, on_tick=tell))
+    tell(await generate_load(address, models, bodies, _arrivals(segments, seed), seconds, on_tick=tell), last=True)
+
+
+def _outcomes(row: ModelReport) -> dict[str, int]:
+    counts = {str(outcome): count for outcome, count in row.outcomes.items()}
+    served = counts.pop("served", 0)
+    within = round((row.attainment or 0.0) * row.stayed)
+    return {"within_target": within, "late": served - within, **counts}
 
 
 if __name__ == "__main__":
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Segment])
-    asyncio.run(_generate(sys.argv[1], asked, int(sys.argv[2])))
+    uvloop.run(_generate(sys.argv[1], asked, int(sys.argv[2])))

@@ -170,3 +170,8 @@ def show(name: str, text: str, **figures: float) -> None:
         print(json.dumps({"benchmark": name, **figures, "load_average": busy}))
     else:
         print(f"{name}: {text}; load average {busy:.1f}")
+
+
+def show_result(result: object, *lines: str) -> None:
+    """Print a result: lines of text, or with `--json` its fields."""
+    print(msgspec.json.encode(result).decode() if "--json" in sys.argv[1:] else "\n".join(lines))

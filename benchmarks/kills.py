@@ -2,7 +2,8 @@
 
 `python -m benchmarks.kills [--seconds S] [--every S] [--models NAME …] [--json]`
 
-Example models are served on shares of the processor at 70 % of capacity. Reported are failed requests (answered by an
+Example models are served on shares of the processor at 70 % of capacity, after `--settle` seconds within which the
+server adapts to them. Reported are failed requests (answered by an
 error, such as one whose worker died when there was no time left to try again, or not at all), attainment, and how long
 killed workers were away.
 """
@@ -16,27 +17,33 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+import uvloop
 
 from benchmarks.adaptive import Segment, arguments, send, served
+from benchmarks.harness import show_result
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """back: seconds until a killed worker was ready again."""
+    """accepted: attainment of requests that were not rejected on arrival. outcomes: by model. back: seconds until a
+    killed worker was ready again."""
 
     kills: int
     requests: int
     failed: int
     attainment: float
+    accepted: float
+    outcomes: dict[str, dict[str, int]]
     back_s_p50: float
     back_s_max: float
     load_average: float
 
 
-async def measure(repository: Path, names: list[str], seconds: float, every: float, seed: int) -> Result:
-    async with served(repository, names, adapt=True) as given:
+async def measure(repository: Path, names: list[str], seconds: float, every: float, seed: int, **how: Any) -> Result:
+    async with served(repository, names, adapt=True, **how) as given:
         rollouts = given.server._server._rollouts
         rng = np.random.default_rng(seed)
         away: list[float] = []
@@ -76,6 +83,8 @@ async def measure(repository: Path, names: list[str], seconds: float, every: flo
             requests=end.stayed,
             failed=end.failed,
             attainment=end.within_target / end.stayed,
+            accepted=end.within_target / (end.stayed - end.rejected),
+            outcomes=end.outcomes,
             back_s_p50=statistics.median(away) if away else float("nan"),
             back_s_max=max(away, default=float("nan")),
             load_average=os.getloadavg()[0],
@@ -83,17 +92,25 @@ async def measure(repository: Path, names: list[str], seconds: float, every: flo
 
 
 def main() -> None:
-    parser = arguments(__doc__, 300.0)
+    parser = arguments(__doc__, 300.0, settle=20.0)
     parser.add_argument("--every", type=float, default=2.0)
     args = parser.parse_args()
-    result = asyncio.run(measure(args.model_repository, args.models, args.seconds, args.every, args.seed))
-    if args.json:
-        print(msgspec.json.encode(result).decode())
-        return
-    print(
+    result = uvloop.run(
+        measure(
+            args.model_repository,
+            args.models,
+            args.seconds,
+            args.every,
+            args.seed,
+            settle=args.settle,
+            event_log=args.event_log,
+        )
+    )
+    show_result(
+        result,
         f"{result.kills} workers killed under {result.requests} requests: {result.failed} failed, attainment "
         f"{result.attainment * 100:.2f} %; back after {result.back_s_p50:.2f} s, at most {result.back_s_max:.2f} s; "
-        f"load average {result.load_average:.1f}"
+        f"load average {result.load_average:.1f}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What is it worth to lend idle shares of the processor, and whom does it cost anything?
+"""What does lending idle shares of the processor gain, and which models does it slow?
 
 `python -m benchmarks.lending [--model-repository DIR] [--models NAME …] [--seconds S] [--rounds N] [--scale X]
 [--json]`
@@ -8,7 +8,7 @@ time, and take turns:
 
 - *idle*: one caller at a time, one model after the other; p50 over that of plain ONNX Runtime with as many threads, the
   same inputs and the same rest before each run. What a request costs that runs nothing is given beside it (*http*);
-- *planned*: Poisson arrivals at the planned rates of all models, times `--scale`;
+- *planned*: Poisson arrivals, from a process of its own, at the planned rates of all models, times `--scale`;
 - *greedy*: the same, and the model with the largest batch time is asked for five times its planned rate, which is more
   than its share can do. It always has work; what counts is how the others fare.
 
@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
+import re
+import socket
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import onnxruntime
+import uvloop
 
+from benchmarks.adaptive import Segment, send
 from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import Assembly, assemble, running
 from cotenant.backends.cpu import Cpu
@@ -43,10 +45,7 @@ from cotenant.config import Settings, read_settings
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Partition
 from cotenant.core.tensor import Tensor
-from cotenant.live.load_generator import RequestBody, generate_load
-from cotenant.measure.report import Report
-from cotenant.workload import Workload
-from cotenant.workload.arrivals import generate_arrivals
+from cotenant.measure.report import ModelReport
 from cotenant.zoo import DEMO, build_models
 from cotenant.zoo.answers import example_request
 
@@ -105,8 +104,8 @@ async def measure(settings: Settings, names: Sequence[str], seconds: float, roun
         greedy = rates | {heaviest: GREED * plan.rate(heaviest)}
         return Result(
             idle=tuple(idle),
-            planned=await _loaded(assembly, addresses, examples, rates, "", seconds, rounds),
-            greedy=await _loaded(assembly, addresses, examples, greedy, heaviest, seconds, rounds),
+            planned=await _loaded(addresses, rates, "", seconds, rounds),
+            greedy=await _loaded(addresses, greedy, heaviest, seconds, rounds),
         )
 
 
@@ -162,71 +161,87 @@ def _plain(path: Path, threads: int, inputs: Sequence[Tensor]) -> list[float]:
 
 
 async def _client(name: str, address: str, inputs: Sequence[Tensor]) -> list[float]:
-    """Latencies that a program of its own sees that asks again after each answer and a rest. Without a
-    name it asks whether the server is alive."""
-    body = body_of(inputs)
-    command = [sys.executable, "-m", "benchmarks.lending", "--client", address, name, json.dumps(dict(body.headers))]
+    """Return the latencies that a program of its own sees that asks again after each answer and a rest. Without a name
+    it asks whether the server is alive."""
     client = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "benchmarks.lending", "--client", address),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
-    printed, _ = await client.communicate(body.content)
+    body = body_of(inputs)
+    lines = [f"POST /v2/models/{name}/infer HTTP/1.1" if name else "GET /v2/health/live HTTP/1.1", f"Host: {address}"]
+    if name:
+        lines += [f"{key}: {value}" for key, value in body.headers.items()] + [f"Content-Length: {len(body.content)}"]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    printed, _ = await client.communicate(head + (body.content if name else b""))
+    if client.returncode:
+        sys.exit(f"{name or 'live'}: {printed.decode()}")
     seconds: list[float] = json.loads(printed)
     return seconds
 
 
-def _ask(address: str, name: str, headers: Mapping[str, str]) -> None:
-    connection = http.client.HTTPConnection(address)
-    content = sys.stdin.buffer.read()
+def _ask(address: str) -> None:
+    """Send what standard input holds again and again; over a bare socket, so that little of the time is this
+    program's own."""
+    host, port = address.rsplit(":", 1)
+    request = sys.stdin.buffer.read()
     seconds = []
-    for _ in range(RUNS // 3 + 2):
-        time.sleep(REST)
-        begun = time.perf_counter()
-        if name:
-            connection.request("POST", f"/v2/models/{name}/infer", content, dict(headers))
-        else:
-            connection.request("GET", "/v2/health/live")
-        response = connection.getresponse()
-        response.read()
-        seconds.append(time.perf_counter() - begun)
-        if response.status != 200:
-            sys.exit(f"{name}: {response.status}")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(RUNS // 3 + 2):
+            time.sleep(REST)
+            begun = time.perf_counter()
+            connection.sendall(request)
+            answer = _response(connection)
+            seconds.append(time.perf_counter() - begun)
+            if not answer.startswith(b"HTTP/1.1 200"):
+                sys.exit(answer.decode(errors="replace"))
     print(json.dumps(seconds[2:]))
 
 
+def _response(connection: socket.socket) -> bytes:
+    """Receive one response, with its body."""
+    data, end, whole = b"", -1, 0
+    while end < 0 or len(data) < whole:
+        received = connection.recv(1 << 20)
+        if not received:
+            sys.exit("the server closed the connection")
+        data += received
+        if end < 0 and (end := data.find(b"\r\n\r\n")) >= 0:
+            (length,) = re.findall(rb"(?i)content-length: *(\d+)", data[:end])
+            whole = end + 4 + int(length)
+    return data
+
+
 async def _loaded(
-    assembly: Assembly,
     addresses: Mapping[str, str],
-    examples: Mapping[str, Sequence[Tensor]],
     rates: Mapping[str, float],
     greedy: str,
     seconds: float,
     rounds: int,
 ) -> tuple[Loaded, ...]:
-    models = [model for model in assembly.deployment.problem.models if model.name in rates]
-    bodies: dict[str, RequestBody] = {name: body_of(inputs) for name, inputs in examples.items()}
-    reports: dict[str, list[Report]] = {mode: [] for mode in MODES}
+    reports: dict[str, list[Sequence[ModelReport]]] = {mode: [] for mode in MODES}
     for seed in range(rounds):
         for mode in list(MODES) if seed % 2 == 0 else list(MODES)[::-1]:
-            workload = Workload.poisson({model.name: rates[model.name] for model in models})
-            arrivals = generate_arrivals(workload, seconds, seed)
-            reports[mode].append(await generate_load(addresses[mode], models, bodies, arrivals, seconds))
+            end = (await send(addresses[mode], [Segment(seconds, dict(rates))], seed))[-1]
+            reports[mode].append(end.models)
     return tuple(
         Loaded(
-            model=model.name,
-            greedy=model.name == greedy,
+            model=name,
+            greedy=name == greedy,
             attainment={
-                mode: _mean([1 - row.missed / row.stayed for row in _rows(of, model.name) if row.stayed])
+                mode: _mean([1 - row.missed / row.stayed for row in _rows(of, name) if row.stayed])
                 for mode, of in reports.items()
             },
-            p50={mode: _median([row.p50 for row in _rows(of, model.name)]) for mode, of in reports.items()},
-            p99={mode: _median([row.p99 for row in _rows(of, model.name)]) for mode, of in reports.items()},
+            p50={mode: _median([row.p50 for row in _rows(of, name)]) for mode, of in reports.items()},
+            p99={mode: _median([row.p99 for row in _rows(of, name)]) for mode, of in reports.items()},
         )
-        for model in models
+        for name in rates
     )
 
 
-def _rows(reports: Sequence[Report], name: str) -> list[Any]:
-    return [row for report in reports for row in report.models if row.model == name]
+def _rows(reports: Sequence[Sequence[ModelReport]], name: str) -> list[ModelReport]:
+    return [row for rows in reports for row in rows if row.model == name]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -259,7 +274,7 @@ def _show(result: Result) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--client"]:
-        _ask(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+        _ask(sys.argv[2])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-repository", type=Path, default=Path("models"))
@@ -276,7 +291,7 @@ def main() -> None:
         )
     )
     settings = msgspec.structs.replace(settings, models=tuple(m for m in settings.models if m.name in args.models))
-    result = asyncio.run(measure(settings, args.models, args.seconds, args.rounds, args.scale))
+    result = uvloop.run(measure(settings, args.models, args.seconds, args.rounds, args.scale))
     if args.json:
         print(msgspec.json.encode(result).decode())
     else:

@@ -2,12 +2,13 @@
 
 `python -m benchmarks.rollouts [--rollouts N] [--kind workers|shares] [--models NAME …] [--seconds S] [--json]`
 
-Example models are served on shares of the processor at 70 % of capacity. The same load is sent twice: without rollouts
-for `--seconds`, then with one rollout after the other until there were N of them. `workers`: every rollout replaces the
-workers of two partitions, whose models are put together or taken apart; `shares`: every partition gets 5 % less, or
-back, which on processors happens in place. Reported are failed requests (answered by an error, or not at all), requests
-late in both runs, the switch on the event loop, whole rollouts, and the memory of the server and its workers before and
-after.
+Example models are served on shares of the processor at 70 % of capacity, by the plan that the server has after it could
+adapt to them for `--settle` seconds. The same load is sent twice: without rollouts for `--seconds`, then with one
+rollout after the other until there were N of them, each as soon as there is a warm worker. `workers`: every rollout
+goes over to another version of all models, by the same plan, and so replaces all workers; `shares`: every partition
+gets 5 % less, or back, which on processors happens in place. Reported are failed requests (answered by an error, or not
+at all), requests late in both runs, the switch on the event loop, whole rollouts, and the memory of the server and its
+workers before and after.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import os
 import statistics
 
 import msgspec
+import uvloop
 
 from benchmarks.adaptive import Segment, Served, Tick, arguments, send, sending, served
-from benchmarks.harness import memory
+from benchmarks.harness import memory, show_result
 from cotenant.core.plan import Partition
 from cotenant.live.deployment import Deployment
 from cotenant.planners import Problem
@@ -34,6 +36,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     late_without: float
     late_with: float
+    outcomes_without: dict[str, dict[str, int]]
+    outcomes_with: dict[str, dict[str, int]]
     switch_ms_p50: float
     switch_ms_p99: float
     switch_ms_max: float
@@ -45,29 +49,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def other(deployment: Deployment, kind: str) -> Deployment:
-    """Return the deployment with a plan to go over to and back from."""
+    """Return the deployment to go over to and back from."""
     plan, problem = deployment.plan, deployment.problem
+    if kind == "workers":
+        versions = {
+            name: msgspec.structs.replace(model, entry=msgspec.structs.replace(model.entry, version="2"))
+            for name, model in deployment.offered.items()
+        }
+        return msgspec.structs.replace(deployment, offered=versions)
     (device,) = plan.devices
-    if kind == "shares":
-        partitions = tuple(_resized(it, max(it.share - 50, 50), problem, device.kind) for it in device.partitions)
-    else:
-        partitions = _regrouped(device.partitions, problem, device.kind)
+    partitions = tuple(_resized(it, max(it.share - 50, 50), problem, device.kind) for it in device.partitions)
     changed = msgspec.structs.replace(plan, devices=(msgspec.structs.replace(device, partitions=partitions),))
     return msgspec.structs.replace(deployment, plan=changed)
-
-
-def _regrouped(partitions: tuple[Partition, ...], problem: Problem, kind: str) -> tuple[Partition, ...]:
-    """Take a partition of several models apart, or else put the two smallest together."""
-    for number, it in enumerate(partitions):
-        if len(it.placements) > 1:
-            half = max(it.share // 2 // 50 * 50, 50)
-            first = Partition(share=half, placements=it.placements[:1])
-            second = Partition(share=max(it.share - half, 50), placements=it.placements[1:])
-            parts = [_resized(part, part.share, problem, kind) for part in (first, second)]
-            return (*partitions[:number], *parts, *partitions[number + 1 :])
-    one, two, *rest = sorted(partitions, key=lambda it: it.share)
-    together = Partition(share=one.share + two.share, placements=(*one.placements, *two.placements))
-    return (*rest, _resized(together, together.share, problem, kind))
 
 
 def _resized(partition: Partition, share: int, problem: Problem, kind: str) -> Partition:
@@ -86,7 +79,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     await server.apply(first)
     without = (await send(given.address, [Segment(seconds, given.rates)], seed))[-1]
     before = memory(os.getpid())
-    statistics_ = server._rollouts.statistics
+    statistics_, pool = server._rollouts.statistics, server._rollouts._control.pool
     statistics_.last.clear()
     last: list[Tick] = []
     endless = [Segment(3600.0, given.rates)]
@@ -95,6 +88,8 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
 
     async def roll() -> None:
         for number in range(rollouts):
+            while kind == "workers" and not pool.warm_workers:
+                await asyncio.sleep(0.01)
             await server.apply(second if number % 2 == 0 else first)
             await server._rollouts.idle()
             durations = statistics_.last[0].durations
@@ -117,6 +112,8 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
         failed=end.failed,
         late_without=1 - without.within_target / without.stayed,
         late_with=1 - end.within_target / end.stayed,
+        outcomes_without=without.outcomes,
+        outcomes_with=end.outcomes,
         switch_ms_p50=statistics.median(switches),
         switch_ms_p99=sorted(switches)[int(0.99 * (len(switches) - 1))],
         switch_ms_max=max(switches),
@@ -134,24 +131,31 @@ async def run(kind: str, rollouts: int, seconds: float, seed: int, **given: obje
 
 
 def main() -> None:
-    parser = arguments(__doc__, 20.0)
+    parser = arguments(__doc__, 20.0, settle=20.0)
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--kind", choices=("workers", "shares"), default="workers")
     args = parser.parse_args()
-    result = asyncio.run(
-        run(args.kind, args.rollouts, args.seconds, args.seed, repository=args.model_repository, names=args.models)
+    result = uvloop.run(
+        run(
+            args.kind,
+            args.rollouts,
+            args.seconds,
+            args.seed,
+            repository=args.model_repository,
+            names=args.models,
+            settle=args.settle,
+            event_log=args.event_log,
+        )
     )
-    if args.json:
-        print(msgspec.json.encode(result).decode())
-        return
-    print(
+    show_result(
+        result,
         f"{result.rollouts} rollouts ({result.kind}) under {result.requests} requests: {result.failed} failed; "
         f"late {result.late_with * 100:.2f} %, without rollouts {result.late_without * 100:.2f} %; "
         f"switch p50 {result.switch_ms_p50:.2f} ms, p99 {result.switch_ms_p99:.2f} ms, "
         f"most {result.switch_ms_max:.2f} ms; "
         f"rollout p50 {result.rollout_s_p50:.2f} s, most {result.rollout_s_max:.2f} s; memory "
         f"{result.memory_before_mib:.0f} MiB before, {result.memory_after_mib:.0f} MiB after; "
-        f"load average {result.load_average:.1f}"
+        f"load average {result.load_average:.1f}",
     )
 
 

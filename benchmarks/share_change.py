@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks.harness import show_result
 from cotenant.app.backend import create_backend
 from cotenant.backends import Backend
 from cotenant.config import read_settings
@@ -216,20 +217,21 @@ def main() -> None:
                 backend.stop()
         except CotenantError as error:
             sys.exit(str(error))
-    if given.json:
-        print(msgspec.json.encode(changes).decode())
-        return
-    print(
+    show_result(
+        changes,
         f"backend {given.backend}, model {model.name}, batches of {given.rows}, {given.warm_workers} warm workers, load"
-        f" average {os.getloadavg()[0]:.1f}"
+        f" average {os.getloadavg()[0]:.1f}",
+        *map(_line, changes),
     )
-    for change in changes:
-        print(
-            f"{show_share(change.before)} to {show_share(change.after)}: ready after {change.ready:.3f} s, first"
-            f" response after {change.answered:.3f} s, complete after {change.over:.3f} s; longest time without a"
-            f" response {change.gap * 1e3:.1f} ms, {change.steady * 1e3:.1f} ms before; {change.lost} batches lost;"
-            f" {'another process' if change.restarted else 'the same process'}"
-        )
+
+
+def _line(change: Change) -> str:
+    return (
+        f"{show_share(change.before)} to {show_share(change.after)}: ready after {change.ready:.3f} s, first"
+        f" response after {change.answered:.3f} s, complete after {change.over:.3f} s; longest time without a"
+        f" response {change.gap * 1e3:.1f} ms, {change.steady * 1e3:.1f} ms before; {change.lost} batches lost;"
+        f" {'another process' if change.restarted else 'the same process'}"
+    )
 
 
 def _model(repository: Path | None, name: str | None, rows: int, folder: Path) -> tuple[WorkerModel, list[Payload]]:

@@ -89,7 +89,9 @@ async def measure(model: WorkerModel, lanes: int, warm_workers: int, times: int)
             names = [LaneId(device, 1 + number * lanes + place) for place in range(lanes)]
             await prepared(pool, warm_workers)
             memory += [
-                private_memory(process.pid) for kept in pool._driver.pool._warm._kept.values() for process in kept
+                private_memory(process.pid)
+                for kept in pool._driver.pool.processes._warm._kept.values()
+                for process in kept
             ]
             begun = time.monotonic()
             await asyncio.gather(*(pool.start(name, 100, [model]) for name in names))
