@@ -65,8 +65,8 @@ def simulate(
     """Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time."""
     from cotenant.cli.what_if import run_what_ifs
     from cotenant.planning.what_if import Scenario, read_change
-    from cotenant.render.charts import save_timeline
     from cotenant.render.figure import check_drawable
+    from cotenant.render.timeline_figure import save_timeline
 
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:

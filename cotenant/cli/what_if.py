@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -26,6 +27,7 @@ from cotenant.sim.parallel import task_pool
 
 NOW = "now"
 VIOLATED = "!"  # also readable without colours
+BELOW = "~"
 EQUAL_LATENCY = 0.05  # relative; latencies that differ by less are shown as equal
 
 
@@ -85,8 +87,9 @@ def side_by_side(outcomes: Sequence[ScenarioResult]) -> RenderableType:
     for name in [row.model for row in base.report.models]:
         rows = [_row(outcome, name) for outcome in outcomes]
         view.add_row(f"{escape(name)} p99", *(_tail(row, rows[0]) for row in rows))
-    if any(outcome.broken for outcome in outcomes):
-        view.caption = f"{VIOLATED}: SLO violated"
+    marks = [f"{VIOLATED}: SLO violated"] if any(outcome.broken for outcome in outcomes) else []
+    marks += [f"{BELOW}: below the SLO, by no more than chance"] if any(map(_below, outcomes)) else []
+    view.caption = "; ".join(marks) or None
     return Group(view, *(Text(scenario_summary(outcome, base)) for outcome in outcomes[1:]))
 
 
@@ -99,11 +102,26 @@ def scenario_summary(outcome: ScenarioResult, base: ScenarioResult) -> str:
         parts.append(f"{outcome.plan.cost_per_hour / base.plan.cost_per_hour - 1:+.0%} cost".replace("%", " %"))
     if outcome.plan.unserved:
         parts.append(f"{show_rate(sum(outcome.plan.unserved.values()))} requests/s unserved")
-    violated = [f"{row.model} {_percent(row)} < {row.required * 100:g} %" for row in outcome.broken]
-    slos = "all SLOs met" if not violated else f"SLO violated: {', '.join(violated[:4])}"
-    if len(violated) > 4:
-        slos += f" and {len(violated) - 4} more"
-    return f"{outcome.label}: {', '.join(parts)}; {slos}."
+    told = [
+        f"{word}: {_listed(rows)}"
+        for word, rows in (("SLO violated", outcome.broken), ("below the SLO by chance", _below(outcome)))
+        if rows
+    ]
+    return f"{outcome.label}: {', '.join(parts)}; {'; '.join(told) or 'all SLOs met'}."
+
+
+def _below(outcome: ScenarioResult) -> list[ModelReport]:
+    """Return the models that are below their SLO by no more than chance allows."""
+    return [row for row in outcome.report.models if row.slo_met and _is_below(row)]
+
+
+def _is_below(row: ModelReport) -> bool:
+    return row.attainment is not None and row.attainment < row.required
+
+
+def _listed(rows: Sequence[ModelReport]) -> str:
+    shown = ", ".join(f"{row.model} {_percent(row)} < {row.required * 100:g} %" for row in rows[:4])
+    return shown + (f" and {len(rows) - 4} more" if len(rows) > 4 else "")
 
 
 def _cells(values: Sequence[str]) -> list[Text]:
@@ -132,12 +150,14 @@ def _row(outcome: ScenarioResult, name: str) -> ModelReport:
 
 
 def _percent(row: ModelReport) -> str:
-    return "-" if row.attainment is None else f"{row.attainment * 100:.2f} %"
+    """Return the attainment, never rounded up to what was asked for."""
+    return "-" if row.attainment is None else f"{math.floor(row.attainment * 1e4 + 1e-6) / 100:.2f} %"
 
 
 def _attained(row: ModelReport, base: ModelReport) -> Text:
     style = "bold red" if not row.slo_met else "bold" if base.slo_met != row.slo_met else ""
-    return Text(_percent(row) + ("" if row.slo_met else f" {VIOLATED}"), style=style)
+    mark = f" {VIOLATED}" if not row.slo_met else f" {BELOW}" if _is_below(row) else ""
+    return Text(_percent(row) + mark, style=style)
 
 
 def _tail(row: ModelReport, base: ModelReport) -> Text:

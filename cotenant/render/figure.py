@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, distinct for colour-blind readers.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#9A8C98")
 STYLES = ("-", "--", ":")  # combined with COLOURS, that many lines are distinct
+FAINT = "#E3E6E9"  # of grids, and of lines in the background
 VIOLATION = "#B00020"  # of targets, and of what misses them
 
 

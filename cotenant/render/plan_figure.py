@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from cotenant.core.device_groups import group_devices
-from cotenant.core.plan import Partition, Plan
+from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import show_rate, show_seconds, show_share
 from cotenant.render.figure import VIOLATION, figure_for, save_figure
 from cotenant.render.plan_layout import (
     FREE,
     MAX_GROUPS,
-    dominant_model,
     model_colours,
     more_devices,
     plan_summary,
@@ -26,38 +23,44 @@ from cotenant.render.plan_layout import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_LINES = 8  # of text in a bar
-
-
-class BarText(msgspec.Struct, frozen=True):
-    """Hold a line of text in a bar: the longest variant that fits, or the beginning of the last."""
-
-    texts: tuple[str, ...]
-    bold: bool = False
+# Heights in inches.
+HEAD = 0.22  # share and duty cycle of a partition
+BAND = 0.2  # a model of it
+STRIP = 0.16  # its time
+GAP = 0.22  # between two devices
+WIDTH = 11.0
+AXIS = 9.6  # of the width, what the axes take, about
+LEAST = 5  # letters to which a name may be shortened
+LETTER = 0.0625  # width of a letter
+LEGEND_COLUMNS = 6
 
 
 def save_plan(plan: Plan, path: Path | str) -> None:
     """Draw a plan as SVG, PNG or PDF, by the path's suffix. Raises ConfigError where it cannot be drawn.
 
-    Across, a device is divided into its partitions; the strip under each shows each model's part of a duty cycle.
+    Across, a device is divided into its partitions, and each has a band for each of its models, in that model's colour;
+    the strip at its bottom is one duty cycle, and each model's part of it.
     """
     path, colours = Path(path), model_colours(plan)
     groups = group_devices(plan)
     shown = groups[:MAX_GROUPS]
-    # Room for all models of the partition that has most of them.
-    lines = max((len(cut.placements) for group in shown for cut in group.device.partitions), default=1) + 1
-    row = min(max(0.17 * lines + 0.34, 0.75), 1.7)
-    figure = figure_for(path, 11, 1.15 + row * max(len(shown), 1))
+    heights = [_height(group.device) for group in shown] or [HEAD]
+    entries = len(colours)  # the models, and what is free
+    legend = 0.22 * (-(-entries // LEGEND_COLUMNS) + 1)
+    figure = figure_for(path, WIDTH, sum(heights) + GAP * len(heights) + 1.15 + legend)
     axes = figure.subplots()
-    for at, group in enumerate(shown):
+    top, middles = GAP / 2, []
+    for group, height in zip(shown, heights, strict=False):
+        middles.append(top + height / 2)
         for start, end, partition in spans(group.device):
             if partition is None:
-                axes.barh(at, (end - start) / 10, left=start / 10, height=0.84, color=FREE, edgecolor="white", lw=2)
-                _write(axes, at, start, end, [BarText((f"free {show_share(end - start)}", "free"))])
+                _box(axes, start, end, top, height, FREE)
+                _write(axes, start, end, top + height / 2, f"free {show_share(end - start)}", "free")
             else:
-                _draw(axes, at, start, end, partition, colours)
-    axes.set_yticks(range(len(shown)), [group.name for group in shown])
-    axes.set_ylim(max(len(shown), 1) - 0.5, -0.5)
+                _draw(axes, start, end, top, height, partition, colours)
+        top += height + GAP
+    axes.set_yticks(middles, [group.name for group in shown])
+    axes.set_ylim(top, 0)
     axes.set_xlim(0, 100)
     below = ["share of the device, %"]
     if len(groups) > MAX_GROUPS:
@@ -71,56 +74,96 @@ def save_plan(plan: Plan, path: Path | str) -> None:
         )
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False, labelsize=9)
+    _add_legend(axes, plan, colours)
     save_figure(figure, path)
 
 
-def _draw(axes: Axes, row: int, start: int, end: int, partition: Partition, colours: Mapping[str, str]) -> None:
-    """Draw one partition: its models, and below them each model's part of a duty cycle."""
-    strip, left, width = 0.1, start / 10, (end - start) / 10
-    colour = colours[dominant_model(partition)]
-    axes.barh(row - strip / 2, width, left=left, height=0.84 - strip, color=colour, edgecolor="white", lw=2)
-    total = sum(placement.latency for placement in partition.placements)
-    for placement in partition.placements:
-        part = width * placement.latency / total
-        axes.barh(
-            row + 0.42 - strip / 2,
-            part,
-            left=left,
-            height=strip,
-            color=colours[placement.model],
-            edgecolor="white",
-            lw=1,
-        )
-        left += part
-    share = show_share(partition.share)
-    lines = [BarText((f"{share}  cycle {show_seconds(_duty_cycle(partition))}", share))]
-    for placement in partition.placements:
-        name, batch = placement.model, f"batch {placement.batch}"
-        if placement.procs != 1:
-            batch += f" x {placement.procs}"
-        whole = f"{name}  {batch}  {show_rate(placement.rate)}/s"
-        lines.append(BarText((whole, f"{name}  {batch}", name), bold=True))
-    _write(axes, row - strip / 2, start, end, lines)
+def _height(device: Device) -> float:
+    """Return the height of a device: there is room for all models of the partition that has most of them."""
+    return HEAD + BAND * max((len(cut.placements) for cut in device.partitions), default=1) + STRIP
 
 
-def _write(axes: Axes, row: float, start: int, end: int, lines: Sequence[BarText]) -> None:
-    """Write lines into a bar, each as long as there is room for; none where there is too little."""
-    percent = (end - start) / 10
-    if percent < 2.5:
+def _draw(
+    axes: Axes, start: int, end: int, top: float, height: float, partition: Partition, colours: Mapping[str, str]
+) -> None:
+    """Draw one partition: its share, a band for each model, and at the bottom one duty cycle."""
+    _box(axes, start, end, top, height, FREE)
+    share, cycle = show_share(partition.share), show_seconds(_duty_cycle(partition))
+    _write(axes, start, end, top + HEAD / 2, f"{share} · duty cycle {cycle}", f"{share} · {cycle}", share, bold=True)
+    placements = partition.placements
+    band = (height - HEAD - STRIP) / max(len(placements), 1)
+    for number, placement in enumerate(placements):
+        at = top + HEAD + number * band
+        _box(axes, start, end, at, band, colours[placement.model])
+        _write(axes, start, end, at + band / 2, *_texts(placement))
+    _draw_time(axes, start, end, top + height - STRIP, placements, colours)
+
+
+def _draw_time(
+    axes: Axes, start: int, end: int, top: float, placements: Sequence[Placement], colours: Mapping[str, str]
+) -> None:
+    """Draw one duty cycle, from left to right: a batch of each model, each as long as it takes."""
+    total = sum(placement.latency for placement in placements)
+    left: float = start
+    for placement in placements:
+        width = (end - start) * placement.latency / total
+        _box(axes, left, left + width, top, STRIP, colours[placement.model], hatch="////")
+        _write(axes, left, left + width, top + STRIP / 2, show_seconds(placement.latency), "", size=6.5)
+        left += width
+
+
+def _texts(placement: Placement) -> tuple[str, ...]:
+    """Return what a band says, from the longest variant to the shortest."""
+    name, batch = placement.model, f"batch {placement.batch}"
+    if placement.procs != 1:
+        batch += f" x {placement.procs}"
+    return f"{name} · {batch} · {show_rate(placement.rate)}/s", f"{name} · {batch}", name
+
+
+def _box(axes: Axes, start: float, end: float, top: float, height: float, colour: str, *, hatch: str = "") -> None:
+    from matplotlib.patches import Rectangle
+
+    box = Rectangle((start / 10, top), (end - start) / 10, height, facecolor=colour, edgecolor="white", lw=1.2)
+    if hatch:
+        box.set(hatch=hatch, hatch_linewidth=0.6)
+    axes.add_patch(box)
+
+
+def _write(axes: Axes, start: float, end: float, at: float, *texts: str, bold: bool = False, size: float = 7.5) -> None:
+    """Write the first text that fits into a box, else the ends of the last; nothing where that says nothing."""
+    letters = int((end - start) / 1000 * AXIS / (LETTER * size / 7.5 * (1.08 if bold else 1.0)) - 1.2)
+    text = next((text for text in texts if len(text) <= letters), "")
+    if not text and texts[-1] and letters >= LEAST:
+        text = f"{texts[-1][: letters - 4]}…{texts[-1][-3:]}"  # ends tell names apart
+    if not text:
         return
-    rest = len(lines) - MAX_LINES + 1
-    shown = lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], BarText((f"and {rest} more", f"+{rest}"))]
-    for i, line in enumerate(shown):
-        letters = int((percent - 1) / (0.76 if line.bold else 0.66))  # percent of the width per letter
-        axes.annotate(
-            next((text for text in line.texts if len(text) <= letters), truncate(line.texts[-1], letters)),
-            (start / 10 + 0.6, row),
-            xytext=(0, ((len(shown) - 1) / 2 - i) * 10.5),
-            textcoords="offset points",
-            va="center",
-            fontsize=7.5,
-            weight="bold" if line.bold else "normal",
-        )
+    halo = (
+        {"boxstyle": "square,pad=0.05", "facecolor": "white", "edgecolor": "none", "alpha": 0.75} if size < 7 else None
+    )
+    axes.annotate(
+        text,
+        (start / 10, at),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=size,
+        weight="bold" if bold else "normal",
+        bbox=halo,
+    )
+
+
+def _add_legend(axes: Axes, plan: Plan, colours: Mapping[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, label=name) for name, colour in colours.items() if name]
+    if any(device.free for device in plan.devices):
+        handles.append(Patch(facecolor=FREE, label="free"))
+    handles.append(
+        Patch(facecolor="white", edgecolor="#888888", hatch="////", label="one duty cycle: a batch of each model")
+    )
+    axes.figure.legend(
+        handles=handles, loc="outside lower left", ncols=LEGEND_COLUMNS, fontsize=8, frameon=False, handlelength=1.2
+    )
 
 
 def _duty_cycle(partition: Partition) -> float:

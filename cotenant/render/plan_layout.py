@@ -9,7 +9,11 @@ from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE, show_count, show_rate, show_share
 
 # Tol's light scheme: black text stays readable on it, and colour-blind readers tell the colours apart.
-FILLS = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#AAAA00")
+FILLS = (
+    *("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#44BB99", "#99DDFF", "#BBCC33", "#AAAA00"),
+    # The same once more, lighter: for the ninth model and on.
+    *("#BBD4EE", "#F6C3B2", "#F6EEC3", "#FFD4DD", "#A1DDCC", "#CCEEFF", "#DDE699", "#D4D480"),
+)
 FREE = "#ECECEC"
 MAX_GROUPS = 40  # groups of equal devices that are shown; a plan file has them all
 MIN_FREE = 10  # ‰ of a device; less is what sevenths leave over

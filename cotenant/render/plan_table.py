@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import string
 from collections.abc import Iterable, Iterator
+from textwrap import wrap
 
 import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -23,11 +26,12 @@ from cotenant.render.plan_layout import (
     spans,
     truncate,
 )
-from cotenant.render.table import table
+from cotenant.render.table import shorten_middle, table
 
 SCREEN = 80  # columns
 WIDTH = 70  # columns of a bar, where the devices' names leave that many
-LONGEST = 24  # letters of a name in a table
+NARROW = 7  # columns of a partition up to which its models are letters, where names do not fit
+ALPHABET = string.ascii_lowercase + string.ascii_uppercase + string.digits
 
 
 def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
@@ -81,12 +85,12 @@ def plan_bars(plan: Plan) -> RenderableType:
     return Bars(plan)
 
 
-def _bars(plan: Plan, columns: int) -> list[Text]:
-    colours = model_colours(plan)
+def _bars(plan: Plan, limit: int) -> list[Text]:
+    colours, letters, is_narrow = model_colours(plan), _letters(plan), False
     lines: list[Text] = []
     groups = group_devices(plan)
     margin = max((len(group.name) for group in groups[:MAX_GROUPS]), default=0) + 1
-    width = max(min(WIDTH, min(SCREEN, columns) - margin), WIDTH // 4)
+    width = max(min(WIDTH, min(SCREEN, limit) - margin), WIDTH // 4)
     for group in groups[:MAX_GROUPS]:
         line = Text(group.name.ljust(margin))
         for start, end, partition in spans(group.device):
@@ -94,8 +98,11 @@ def _bars(plan: Plan, columns: int) -> list[Text]:
             if partition is None:
                 line.append("·" * columns, style="dim")
                 continue
-            # The gap shows where one partition ends, also between two of the same model.
             label = f" {show_share(partition.share)} {', '.join(p.model for p in partition.placements)}"
+            if len(label) >= columns and columns <= NARROW:
+                label = "".join(letters[placement.model] for placement in partition.placements)
+                is_narrow = True
+            # The gap shows where one partition ends, also between two of the same model.
             line.append(
                 truncate(label, columns - 1).ljust(columns - 1), style=f"black on {colours[dominant_model(partition)]}"
             )
@@ -103,9 +110,14 @@ def _bars(plan: Plan, columns: int) -> list[Text]:
         lines.append(line)
     if len(groups) > MAX_GROUPS:
         lines.append(Text(more_devices(groups), style="dim"))
+    if is_narrow:
+        key = "  ".join(f"{letter}\N{NO-BREAK SPACE}{name}" for name, letter in letters.items())
+        parts = wrap(key, min(SCREEN, limit), break_long_words=False, break_on_hyphens=False)
+        lines += [Text(part.replace("\N{NO-BREAK SPACE}", " "), style="dim") for part in parts]
     return lines
 
 
-def shorten_middle(name: str) -> str:
-    """Shorten a long name in its middle: beginnings and ends tell names apart."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-(LONGEST // 2 - 1) :]}"
+def _letters(plan: Plan) -> dict[str, str]:
+    """Return a letter for each model, for partitions too narrow for names; those beyond the alphabets share one."""
+    names = sorted({placement.model for _, _, placement in plan.placements()})
+    return dict(itertools.zip_longest(names, ALPHABET[: len(names)], fillvalue="…"))

@@ -6,6 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+LONGEST = 24  # letters of a name
+
 
 def table(title: str, *headings: str) -> Table:
     """Return an empty table. A heading that begins with ``>`` is that of a column of numbers; its words are stacked."""
@@ -24,3 +26,8 @@ def table(title: str, *headings: str) -> Table:
         else:
             rows.add_column(heading, overflow="fold")
     return rows
+
+
+def shorten_middle(name: str) -> str:
+    """Shorten a long name in its middle: beginnings and ends tell names apart."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[-(LONGEST // 2 - 1) :]}"

@@ -95,3 +95,22 @@ def test_plan_table_with_a_long_name_shortens_its_middle() -> None:
 def test_plan_table_of_an_empty_plan_is_shown() -> None:
     assert "0 devices" in shown(plan_table(Plan(planner="none")))
     shown(plan_bars(Plan(planner="none")))
+
+
+def test_plan_bars_with_20_partitions_show_letters_and_what_they_stand_for() -> None:
+    cuts = tuple(
+        Partition(
+            share=50,
+            placements=tuple(
+                Placement(model=f"model-{(number + k) % 20:02}", batch=1, rate=1.0, duty=0.1, latency=0.1)
+                for k in range(2)
+            ),
+        )
+        for number in range(20)
+    )
+    bar, *key = shown(
+        plan_bars(Plan(planner="p", devices=(Device(id=DeviceId("cpu"), partitions=cuts),))), 80
+    ).splitlines()
+    assert bar.split()[1:] == [f"{chr(97 + number)}{chr(97 + (number + 1) % 20)}" for number in range(20)]
+    assert "  ".join(key).split("  ") == [f"{chr(97 + number)} model-{number:02}" for number in range(20)]
+    assert max(map(len, [bar, *key])) <= 80

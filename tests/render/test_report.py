@@ -26,3 +26,12 @@ def test_report_table_shows_every_model_and_its_outcomes() -> None:
 def test_report_table_without_batches_omits_their_table() -> None:
     assert "predicted" in text(report_table(report()))
     assert "predicted" not in text(report_table(Report.of("live", MODELS[1:], ledgers(), 10.0)))
+
+
+def test_report_table_in_80_columns_folds_nothing() -> None:
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(report_table(report()))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= 80 and "attainment" in capture.get() and "p99.9" not in capture.get()
+    assert any(line.endswith("1 rejected, 1 cancelled") for line in lines)
