@@ -23,11 +23,11 @@ DISPERSION_EVERY = 4  # intervals between two estimates of the dispersion, which
 
 class RateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """horizon: seconds of the longest window. threshold: log-likelihood ratio above which a change is no chance; in a
-    test of Poisson counts, chance alone exceeds 12 once in some 500,000 times. dispersion_intervals: latest intervals
+    test of Poisson counts, chance alone exceeds 14 once in some 4,000,000 times. dispersion_intervals: latest intervals
     that dispersion is estimated from."""
 
     horizon: float = 120.0
-    threshold: float = 12.0
+    threshold: float = 14.0
     dispersion_intervals: int = 120
 
 

@@ -25,12 +25,31 @@ def test_missed_slo_is_noticed() -> None:
     assert not monitor.missed(0.94)
 
 
+def test_misses_that_come_together_now_and_then_are_chance() -> None:
+    """A queue that is long for a moment makes all in it late: 24 requests in a second, once in 400 s."""
+    monitor = AttainmentMonitor()
+    for second in range(830):
+        monitor.observe(12, 0 if second % 400 == 30 else 12)
+        monitor.observe(12, 0 if second % 400 == 30 else 12)
+        assert not monitor.missed(0.99)
+
+
+def test_slo_that_is_missed_all_the_time_is_noticed_within_seconds() -> None:
+    monitor = AttainmentMonitor()
+    for _ in range(1000):
+        monitor.observe(50, 50)
+    for _ in range(10):
+        monitor.observe(50, 10)
+    assert monitor.missed(0.99)
+
+
 def test_few_requests_say_nothing() -> None:
     monitor = AttainmentMonitor()
     assert monitor.value is None
-    monitor.observe(int(LEAST) - 1, 0)
-    assert not monitor.missed(0.99)
-    monitor.observe(2, 0)
+    for _ in range(int(LEAST) - 1):
+        monitor.observe(1, 0)
+        assert not monitor.missed(0.99)
+    monitor.observe(5, 0)
     assert monitor.missed(0.99)
 
 
