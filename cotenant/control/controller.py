@@ -43,6 +43,7 @@ from cotenant.control.adaptation import (
 )
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import ControllerStatus, Decision, ModelState
+from cotenant.control.cooldown import Cooldown
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.slowdown_monitor import SlowdownMonitor
@@ -97,6 +98,7 @@ class Controller:
         self._watches: dict[str, ModelWatch] = {}
         self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
         self._foreign_load: float | None = None
+        self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
         self._numbers = 0
@@ -141,8 +143,8 @@ class Controller:
         self._foreign_load = seen.foreign_load
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
-            watch.estimate = watch.rate.observe(_count(seen.offered.get(name, 0)), seen.seconds)
-            watch.raise_peak(now, watch.demand, now - self.options.cooldown)
+            watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds)
+            watch.raise_peak(now, watch.demand, now - self._cooldown.seconds)
             watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
             watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
         self._machine.observe(_total(seen.latencies.values()), seen.seconds)
@@ -176,7 +178,7 @@ class Controller:
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
             # What was expected is believed for a cool-down.
-            self._watch(name).raise_peak(now, rate, now - self.options.cooldown)
+            self._watch(name).raise_peak(now, rate, now - self._cooldown.seconds)
         for name, factor in adopted.corrections.items():
             self._watch(name).profile.factor = factor
         self._forget_latencies()
@@ -228,7 +230,8 @@ class Controller:
 
     def _exceeds(self, name: str, watch: ModelWatch) -> bool:
         threshold = self.options.changed_threshold if watch.estimate.changed else self.options.threshold
-        return watch.estimate.exceeds(self._limit(name) * (1 + self.options.tolerance), threshold)
+        limit = self._limit(name) * (1 + self.options.tolerance)
+        return watch.expected > limit or watch.estimate.exceeds(limit, threshold)
 
     def _limit(self, name: str) -> float:
         """Return the requests/s up to which the plan in force serves a model, or was made for."""
@@ -244,7 +247,7 @@ class Controller:
         if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not self._short:
             return False
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
-        since = now - (self.options.short_cooldown if self._short else self.options.cooldown)
+        since = now - (self.options.short_cooldown if self._short else self._cooldown.seconds)
         peaks = {name: self._peak(name, since) for name in planned}
         lower = sum(peaks.values()) < (1 - self.options.fall) * sum(planned.values())
         return lower or any(peak < (1 - 2 * self.options.fall) * planned[name] for name, peak in peaks.items())
@@ -260,7 +263,7 @@ class Controller:
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
-            rates={name: self._peak(name, now - self.options.cooldown) for name in names},
+            rates={name: self._peak(name, now - self._cooldown.seconds) for name in names},
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
@@ -386,6 +389,7 @@ class Controller:
             if missing > 0:
                 self._launching[kind] += missing
                 self._note(now, f"acquire {missing} x {kind}", "the rates need them")
+                self._cooldown.wanted(now)
                 commands.append(Acquire(kind, missing))
 
     def _release(self, now: float, commands: list[ControllerCommand]) -> None:
@@ -401,6 +405,7 @@ class Controller:
                 surplus.append(device)
         if surplus:
             self._note(now, f"release {', '.join(surplus)}", "the rates do not need them")
+            self._cooldown.released(now)
             commands.append(Release(tuple(surplus)))
 
     # For people
@@ -414,8 +419,10 @@ class Controller:
         self._decisions.append(Decision(time=now, action=action, reason=reason))
 
     def _describe_excess(self, name: str) -> str:
-        offered = self._watches[name].estimate.rate
-        return f"{name} is offered {show_rate(offered)}/s, and its plan sustains {show_rate(self._limit(name))}/s"
+        watch = self._watches[name]
+        rising = f", rising to {show_rate(watch.expected)}/s" if watch.expected else ""
+        offered = f"{name} is offered {show_rate(watch.estimate.rate)}/s{rising}"
+        return f"{offered}, and its plan sustains {show_rate(self._limit(name))}/s"
 
     def _describe_drift(self, name: str) -> str:
         return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as predicted"

@@ -13,12 +13,13 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
     least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
-    idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
-    cooldown: for which rates must be lower before devices are released. fall: part of the planned rates by which they
-    must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after, correct_batches:
-    of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a
-    quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
+    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed. ahead:
+    for which a rising rate is extrapolated. idle_rate: requests/s that a model is planned for that is hardly used.
+    settle: after a change, until the next. cooldown: for which rates must be lower before devices are released; it
+    grows up to longest_cooldown while devices are wanted again soon after. fall: part of the planned rates by which
+    rates must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
+    correct_batches: of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other
+    programs use on a quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
     """
 
     headroom: float = 1.2
@@ -26,9 +27,11 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.02
     threshold: float = 10.0
     changed_threshold: float = 2.0
+    ahead: float = 0.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0
+    longest_cooldown: float = 960.0
     fall: float = 0.2
     retry: float = 2.0
     longest_retry: float = 60.0

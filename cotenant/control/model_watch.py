@@ -9,6 +9,7 @@ from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.profile_monitor import ProfileMonitor
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
 from cotenant.control.slowdown_monitor import SlowdownMonitor
+from cotenant.control.trend import Trend
 
 MAX_HEADROOM = 2.0  # factor on an estimated rate
 
@@ -24,16 +25,23 @@ class ModelWatch:
         self.profile = ProfileMonitor(
             options.correct_after, options.correct_batches, tolerance=options.slowdowns.tolerance / 2
         )
+        self.expected = 0.0  # requests/s when a plan that is made now will be in force; 0 where no rise is seen
         self.headroom = options.headroom
+        self._trend = Trend(options.ahead)
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
+
+    def observe_arrivals(self, count: int, seconds: float) -> None:
+        """Take the requests that arrived in the last interval. seconds: its length, above 0."""
+        self.estimate = self.rate.observe(count, seconds)
+        self.expected = self._trend.observe(count, seconds, self.estimate.dispersion)
 
     @property
     def demand(self) -> float:
         """The requests/s to plan for."""
         rate = self.estimate.rate
         uncertain = rate + self._deviations * self.estimate.deviation
-        return min(max(rate * self.headroom, uncertain), MAX_HEADROOM * rate)
+        return max(min(max(rate * self.headroom, uncertain), MAX_HEADROOM * rate), self.expected * self.headroom)
 
     def peak(self, since: float) -> float:
         """Return the largest rate that was wanted since then."""

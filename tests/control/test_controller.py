@@ -291,6 +291,40 @@ def test_lower_rate_releases_devices_after_the_cool_down_only() -> None:
     assert world.observe(30.0, 300) == []
 
 
+def test_devices_that_are_wanted_again_soon_are_kept_for_longer_the_next_time() -> None:
+    def released(world: World) -> float:
+        """Seconds of a low rate until devices are released."""
+        before = world.now
+        (roll,) = world.answer(world.solve(30.0, 600.0), plan_of(1, 36.0), devices={"gpu": 1})
+        assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+        world.tell(DevicesGone(GPU[1:3], "released"))
+        return world.now - before
+
+    world = World(devices=3, cooldown=60.0)
+    world.observe(100.0, 30)
+    first = released(world)
+    commands = world.answer(world.solve(100.0), plan_of(1, 40.0), devices={"gpu": 3}, short="a 60 of 100/s")
+    assert commands[0] == Acquire("gpu", 2)
+    world.rolled(commands[1])
+    (again,) = world.tell(DevicesFound(GPU[1:3]))
+    assert isinstance(again, Solve)
+    (roll,) = world.answer(again, plan_of(3, 120.0), devices={"gpu": 3})
+    world.rolled(roll)
+    assert released(world) > first + 100.0
+
+
+def test_rate_that_rises_is_planned_for_before_it_exceeds_the_plan() -> None:
+    world = World(ahead=20.0)
+    solve = None
+    while world.now < 200.0 and solve is None:
+        commands = world.observe(20.0 + world.now, PERIOD)
+        solve = next((command for command in commands if isinstance(command, Solve)), None)
+    assert solve is not None
+    assert 20.0 + world.now < 95.0
+    assert solve.rates["a"] > 110.0
+    assert "rising to" in solve.reason
+
+
 def test_plan_that_saves_nothing_is_not_moved_to() -> None:
     world = World(plan_of(3, price=1.0), devices=3, cooldown=20.0)
     solve = world.solve(30.0, 100.0)

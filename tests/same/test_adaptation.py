@@ -103,15 +103,16 @@ def controller() -> Controller:
 
 
 class Times:
-    """The service of the simulator: batches take what they take live."""
+    """The lanes of the simulator: batches take what they take live."""
 
     def __init__(self) -> None:
         self.lanes: Mapping[LaneId, LaneAssignment] = {}
 
-    def takes(self, run: runtime.Run, now: float) -> tuple[int, float, float]:
+    def predicted(self, run: runtime.Run, took: float) -> float:
+        """What the plan in force says of a batch, which may be another than when it began; `took` where it has none."""
         spec = self.lanes[run.lane].spec
         latencies = next(model.latencies for model in spec.models if model.model == run.model)
-        return len(run.requests), latencies[len(run.requests) - 1], takes(run, now)
+        return latencies[len(run.requests) - 1] if len(run.requests) <= len(latencies) else took
 
 
 def simulated(arrivals: Sequence[tuple[float, str]], deployment: Deployment) -> Told:
@@ -140,21 +141,21 @@ def simulated(arrivals: Sequence[tuple[float, str]], deployment: Deployment) -> 
     driver.start(plan(200, 1), RATES)
 
     def serve(run: runtime.Run, now: float) -> float:
-        rows, predicted, took = times.takes(run, now)
-        finishing.append((run, rows, predicted, took))
+        took = takes(run, now)
+        finishing.append((run, took))
         return took
 
-    # Batches count when they end, as live, and those of a lane that has left tell nothing.
-    finishing: list[tuple[runtime.Run, int, float, float]] = []
+    # Batches count when they end, by the plan in force then, as live; those of a lane that has left tell nothing.
+    finishing: list[tuple[runtime.Run, float]] = []
     dispatcher = Dispatcher()
 
     def handle(event: runtime.Event, now: float) -> list[runtime.Command]:
         if isinstance(event, runtime.Finished):
             for entry in [entry for entry in finishing if (entry[0].lane, entry[0].batch) == (event.lane, event.batch)]:
                 finishing.remove(entry)
-                run, rows, predicted, took = entry
+                run, took = entry
                 in_force = event.lane in recording.rollout.lanes
-                ledgers[run.model].ran(rows, predicted if in_force else took, took)
+                ledgers[run.model].ran(len(run.requests), times.predicted(run, took) if in_force else took, took)
         return dispatcher.handle(event, now)
 
     def ended(reply: runtime.Reply, now: float) -> Sequence[Request]:
