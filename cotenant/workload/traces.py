@@ -37,25 +37,33 @@ def read_headings(file: Path) -> list[str]:
 def read_minutes(file: Path, column: str = "HashFunction") -> Iterator[tuple[str, Floats]]:
     """Yield requests/s in each minute, row by row, with the name in `column`; a name may occur in several rows.
 
-    Raises ConfigError with the file and the line.
+    Minutes are headed by their numbers, as in Azure's files (``1``) or in samples of them (``minute_1``). Raises
+    ConfigError with the file and the line.
     """
     rows = _rows(file)
     header = next(rows, [])
-    minutes = [index for index, heading in enumerate(header) if heading.strip().isdigit()]
+    numbers = {index: number for index, heading in enumerate(header) if (number := _minute(heading)) is not None}
+    minutes = list(numbers)
     name = _index(column, header, file)
     if not minutes:
         raise ConfigError(f"{file}:1: no column is headed by the number of a minute: 1, 2, …")
-    for due, index in enumerate(minutes, int(header[minutes[0]])):
-        if int(header[index]) != due:
+    for due, index in enumerate(minutes, numbers[minutes[0]]):
+        if numbers[index] != due:
             raise ConfigError(f"{file}:1: minute {due} is missing: a column {header[index].strip()} is in its place")
     for line, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ConfigError(f"{file}:{line}: {len(row)} cells where the header names {len(header)}")
         counts = np.array([_count(row[index]) for index in minutes])
         if not (counts >= 0).all():
-            minute, text = next((header[i], row[i]) for i in minutes if not _count(row[i]) >= 0)
+            minute, text = next((numbers[i], row[i]) for i in minutes if not _count(row[i]) >= 0)
             raise ConfigError(f"{file}:{line}: minute {minute}: {text!r} is not a number of 0 or more")
         yield row[name], counts / MINUTE
+
+
+def _minute(heading: str) -> int | None:
+    """Return the number of the minute that a heading names; None where it names none."""
+    text = heading.strip().removeprefix("minute_")
+    return int(text) if text.isdigit() else None
 
 
 def _count(text: str) -> float:

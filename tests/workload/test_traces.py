@@ -15,8 +15,11 @@ o,a,f,queue,0,60,0
 """
 
 
-def test_read_minutes_returns_rates_by_function(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(TRACE)
+@pytest.mark.parametrize("heading", ["", "minute_"])
+def test_read_minutes_returns_rates_by_function(tmp_path: Path, heading: str) -> None:
+    header, rows = TRACE.split("\n", 1)
+    header = ",".join(heading + name if name.isdigit() else name for name in header.split(","))
+    (tmp_path / "t.csv").write_text(f"{header}\n{rows}")
     rates = [(name, found.tolist()) for name, found in read_minutes(tmp_path / "t.csv")]
     assert [name for name, _ in rates] == ["f", "g", "f"]
     assert rates[0][1] == [1, 0, 2]
@@ -30,6 +33,10 @@ def test_read_minutes_returns_rates_by_function(tmp_path: Path) -> None:
         ("a,1\nx,2\n", r"t\.csv:1: column 'HashFunction' is missing; there are a, 1$"),
         ("HashFunction,rate\nx,2\n", r"t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
         ("HashFunction,1,2,4\nx,2,1,1\n", r"t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
+        (
+            "HashFunction,minute_1,minute_3\nx,2,1\n",
+            r"t\.csv:1: minute 2 is missing: a column minute_3 is in its place$",
+        ),
         ("HashFunction,1,2\nx,2\n", r"t\.csv:2: 2 cells where the header names 3$"),
         ("HashFunction,1\nx,2\ny,many\n", r"t\.csv:3: minute 1: 'many' is not a number of 0 or more$"),
         ("HashFunction,1\nx,-2\n", r"t\.csv:2: minute 1: '-2' is not a number of 0 or more$"),
