@@ -37,7 +37,8 @@ def set_up_log(level: str, format: str, *, access: bool) -> None:
     root.setLevel(level.upper())
     logging.getLogger("cotenant.access").setLevel(logging.INFO if access else logging.NOTSET)
     for handler in root.handlers:
-        handler.setFormatter(JsonLogFormatter() if format == "json" else LogFormatter(timed=True))
+        if isinstance(handler.formatter, JsonLogFormatter | LogFormatter):  # the command line's own
+            handler.setFormatter(JsonLogFormatter() if format == "json" else LogFormatter(timed=True))
 
 
 def print_labelled(word: str, text: str, to: Console = aside) -> None:

@@ -17,7 +17,7 @@ from cotenant.cli.output import console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_memory, show_share
 from cotenant.render.plan_table import plan_bars
-from cotenant.render.table import table
+from cotenant.render.table import shorten_middle, table
 
 if TYPE_CHECKING:
     from cotenant.live.status import AdaptationStatus, Status
@@ -60,9 +60,13 @@ def status_view(status: Status) -> RenderableType:
     """Draw models, workers and rollouts as tables, the plan as bars."""
     plan = Plan.from_json(bytes(status.plan))
     numbers = (">target", ">planned/s", ">served", ">mean", ">attainment")
-    models = table("models", "model", "state", *numbers, "other outcomes")
-    for row in status.rows(plan):
-        models.add_row(*(escape(cell) for cell in row))
+    models = table("models", "model", "state", *numbers)
+    models.columns[1].no_wrap = True
+    notes = []  # below the table: they are long, and of few models
+    for *cells, note in status.rows(plan):
+        models.add_row(*(escape(cell) for cell in [shorten_middle(cells[0]), *cells[1:]]))
+        if note:
+            notes.append(Text(f"{cells[0]}: {note}"))
     title = f"partitions; {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", *usage, "models", "last failure")
@@ -83,7 +87,7 @@ def status_view(status: Status) -> RenderableType:
         rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
-    return Group(models, plan_bars(plan), workers, rollout, rollouts, *adaptation)
+    return Group(models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
 
 
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:

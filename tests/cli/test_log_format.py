@@ -38,19 +38,22 @@ def test_json_log_line_holds_fields_and_traceback_on_one_line() -> None:
 
 
 @pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    logger, access = logging.getLogger(), logging.getLogger("cotenant.access")
-    before = logger.level, access.level, [handler.formatter for handler in logger.handlers]
-    yield logger
+def handler() -> Iterator[logging.Handler]:
+    logger, access, handler = logging.getLogger(), logging.getLogger("cotenant.access"), logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logger.addHandler(handler)
+    before = logger.level, access.level
+    yield handler
+    logger.removeHandler(handler)
     logger.setLevel(before[0])
     access.setLevel(before[1])
-    for handler, formatter in zip(logger.handlers, before[2], strict=True):
-        handler.setFormatter(formatter)
 
 
-def test_access_log_is_written_whatever_the_level_and_only_where_asked_for(root: logging.Logger) -> None:
+def test_access_log_is_written_whatever_the_level_and_only_where_asked_for(handler: logging.Handler) -> None:
     access = logging.getLogger("cotenant.access")
     set_up_log("error", "json", access=True)
     assert access.isEnabledFor(logging.INFO) and not logging.getLogger("cotenant.live").isEnabledFor(logging.WARNING)
+    assert isinstance(handler.formatter, JsonLogFormatter)
     set_up_log("error", "text", access=False)
+    assert isinstance(handler.formatter, LogFormatter)
     assert not access.isEnabledFor(logging.INFO)

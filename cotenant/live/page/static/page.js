@@ -101,7 +101,7 @@ function showModel(view) {
   const [sign, word] = HEALTH[view.health];
   setData(row.element, "health", view.health);
   setText(row.chip, `${sign} ${word}`);
-  const told = [view.state === "READY" ? "" : view.state.toLowerCase(), view.reason, view.why && `refused: ${view.why}`];
+  const told = [view.state === "READY" ? "" : view.state.toLowerCase(), view.reason, view.why && view.health !== "good" && `refused: ${view.why}`];
   setText(row.state, told.filter(Boolean).join(" · "));
   setText(row.attainment.value, percent(view.attainment));
   setText(row.attainment.note, view.objective === null ? "" : ` SLO ${percent(view.objective)}`);
