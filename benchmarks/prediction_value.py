@@ -26,7 +26,8 @@ from benchmarks.live_vs_simulated import settings
 from cotenant.cli.client import bodies_for
 from cotenant.cli.loading import load_settings, load_unplanned
 from cotenant.cli.loadtest import under_load
-from cotenant.cli.validate import MIN_REQUESTS, served_process
+from cotenant.cli.served_process import served_process
+from cotenant.cli.validate import MIN_REQUESTS
 from cotenant.core.units import show_seconds
 from cotenant.planners import Problem
 from cotenant.planners.forecast import forecast

@@ -18,6 +18,8 @@ from cotenant.app.server_state import StateFile, kept, restored, state_key, stat
 from cotenant.app.solver import BackgroundSolver
 from cotenant.backends import Backend
 from cotenant.config import Settings
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.rate_forecast import HoltWintersForecast
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import AdaptationOptions, Learnt
@@ -60,6 +62,8 @@ async def assemble(
     builder = DeploymentBuilder(settings, backend, progress)
     if not settings.adapt:
         return Assembly(settings, backend, builder, await builder.build(models))
+    if settings.forecast is not None:
+        await asyncio.to_thread(HoltWintersForecast, settings.forecast)  # what it needs may not be installed
     described = await builder.describe(models)
     file = StateFile(state_path(settings))
     learnt = await asyncio.to_thread(file.load, state_key(described, settings))
@@ -137,8 +141,12 @@ def _adaptation(settings: Settings, learnt: Learnt | None, builder: DeploymentBu
     def solver() -> Solver:
         return BackgroundSolver(settings.planner)
 
-    rates = None if learnt is None else learnt.rates
-    return AdaptationOptions(solver=solver, rates=rates, corrections=builder.corrections)
+    return AdaptationOptions(
+        solver=solver,
+        controller=ControllerOptions(forecast=settings.forecast),
+        rates=None if learnt is None else learnt.rates,
+        corrections=builder.corrections,
+    )
 
 
 def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextManager[None]:

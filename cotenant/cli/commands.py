@@ -49,6 +49,7 @@ from cotenant.cli.options import (
     ServerAddress,
     ServerSettings,
     SettingsFile,
+    StateFileOption,
     TimeLimit,
     TokenFile,
 )
@@ -305,6 +306,7 @@ def serve(
     max_queue_delay: MaxQueueDelay = None,
     adapt: Adapt = None,
     event_log: EventLog = None,
+    state: StateFileOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     access_log: AccessLog = None,
@@ -328,6 +330,7 @@ def serve(
             max_queue_delay=max_queue_delay,
             adapt=adapt,
             event_log=event_log,
+            state=state,
             log_level=log_level,
             log_format=log_format,
             access_log=access_log,

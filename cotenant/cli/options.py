@@ -113,6 +113,10 @@ EventLog = Annotated[
     Path | None,
     typer.Option("--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log, for `cotenant replay`."),
 ]
+StateFileOption = Annotated[
+    Path | None,
+    typer.Option("--state", envvar="COTENANT_STATE", help="SQLite file of what is kept over a restart."),
+]
 Adapt = Annotated[
     bool | None,
     typer.Option(

@@ -9,17 +9,11 @@ machine batch latencies drift by a tenth within minutes.
 
 from __future__ import annotations
 
-import asyncio
-import json as jsonlib
 import statistics
-import sys
-import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -28,15 +22,16 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
+from cotenant.cli.adaptive_validation import adaptive_comparison_view, compare_adaptive
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loading import load_settings, load_unplanned
 from cotenant.cli.options import Duration, Json, ModelRepository, PlannerName, Seed, SettingsFile
 from cotenant.cli.output import aside, console, print_labelled, show_json
+from cotenant.cli.served_process import complete_lines, served_process
 from cotenant.core.identity import LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_seconds, show_share
-from cotenant.errors import ConfigError
 from cotenant.measure.report import ModelReport, Report
 from cotenant.render.table import table
 from cotenant.runtime.log import read_log
@@ -48,11 +43,10 @@ if TYPE_CHECKING:
     from cotenant.workload import Workload
 
 SCALES = (0.3, 0.6, 0.9, 1.2)
+ADAPTIVE_SCALES = (0.4, 0.8, 1.2, 0.4)
 CLOSE = 0.05  # relative difference of latencies, or points of attainment, shown as agreement
 MIN_REQUESTS = 200  # minimum requests of a model; with fewer, chance moves a p99 by more than CLOSE
 MAX_LAG = 0.01  # seconds of send lag above which another load uses the machine
-STOP_TIMEOUT = 10.0  # seconds
-ANY_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,16 +84,29 @@ def validate(
         ),
     ] = None,
     duration: Duration = 60.0,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Validate a run that adapts, through one load after the other.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Validate the simulator against a live server: same plan, same arrivals. Needs an otherwise idle machine."""
     import uvloop
 
-    problem = load_unplanned(load_settings(settings, model_repository, planner)).problem
+    wanted = load_settings(settings, model_repository, planner)
+    problem = load_unplanned(wanted).problem
     flags = [str(settings)] if settings is not None else []
     flags += ["--model-repository", str(model_repository)] if model_repository is not None else []
     flags += ["--planner", planner] if planner is not None else []
+    if adapt:
+        compared = uvloop.run(
+            compare_adaptive(problem, wanted.planner, flags, scale or ADAPTIVE_SCALES, duration, seed)
+        )
+        if json:
+            show_json(compared)
+        else:
+            console.print(adaptive_comparison_view(compared))
+        return
     result = uvloop.run(compare_loads(problem, flags, scale or SCALES, duration, seed))
     if json:
         show_json(result)
@@ -129,7 +136,9 @@ async def compare_loads(
             tune_for_latency()
             since, written = time.monotonic(), log.stat().st_size
             report = await send(http, models, bodies, arrivals, seconds)
-            return report, collect_observations(read_log(_lines(log, written), str(log)), since, time.monotonic())
+            return report, collect_observations(
+                read_log(complete_lines(log, written), str(log)), since, time.monotonic()
+            )
 
         def simulated(
             workload: Workload, batches: Mapping[Key, BatchTimes | RecordedBatches], outside: Mapping[str, OutsideTime]
@@ -164,43 +173,6 @@ async def compare_loads(
                 )
             )
     return Result(loads=tuple(comparisons))
-
-
-@asynccontextmanager
-async def served_process(flags: Sequence[str]) -> AsyncIterator[tuple[Plan, str, Path]]:
-    """Run `cotenant serve` in its own process; yield its plan, its HTTP address and its event log."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "events.jsonl")
-        async with _process([*flags, "--no-adapt", "--event-log", str(log)]) as up:
-            yield Plan.from_json(jsonlib.dumps(up["plan"])), up["addresses"]["http"], log
-
-
-@asynccontextmanager
-async def _process(flags: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
-    """Run `cotenant serve` and yield what it prints once it is up."""
-    command = [sys.executable, "-m", "cotenant", "serve", *flags, *ANY_PORTS, "--json"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=1 << 26)
-    try:
-        assert process.stdout is not None
-        line = await process.stdout.readline()
-        if not line:
-            raise ConfigError(f"the server did not start; see why with `cotenant serve {' '.join(flags)}`")
-        yield jsonlib.loads(line)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
-        except TimeoutError:
-            process.kill()
-
-
-def _lines(log: Path, start: int) -> list[bytes]:
-    """Return the complete lines since the log had `start` bytes: the server is still writing."""
-    with log.open("rb") as file:
-        file.seek(max(start - 1, 0))
-        lines = file.read().split(b"\n")
-    return lines[min(start, 1) : -1]
 
 
 def slowdowns(plan: Plan, problem: Problem, seen: Observations) -> dict[str, float]:

@@ -18,6 +18,7 @@ from cotenant.config.toml import (
     parse_target,
     read_text,
 )
+from cotenant.control.rate_forecast import ForecastOptions
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective, planner_names
@@ -81,7 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     device, in ‰; None: those that the hardware has.
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
-    adapt: whether the server plans again while it serves, for the rates and latencies that it sees.
+    adapt: whether the server plans again while it serves, for the rates and latencies that it sees. forecast: of these
+    rates; None: none.
     worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
     workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
@@ -114,6 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_memory: int | None
     worker_environment: tuple[str, ...]
     adapt: bool
+    forecast: ForecastOptions | None
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
     max_body: int
@@ -169,6 +172,12 @@ class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
     create: bool = False
 
 
+class _ForecastEntry(msgspec.Struct, forbid_unknown_fields=True):
+    season: str | int | float | None = None
+    horizon: str | int | float = "60s"
+    period: str | int | float = "10s"
+
+
 class _TokensEntry(msgspec.Struct, forbid_unknown_fields=True):
     infer: str | None = None
     observe: str | None = None
@@ -196,6 +205,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     worker_memory: str | None = None
     worker_environment: tuple[str, ...] = ()
     adapt: bool = True
+    forecast: _ForecastEntry | None = None
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
     max_body: str = "64MiB"
@@ -253,6 +263,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
         adapt=file.adapt,
+        forecast=None if file.forecast is None else _forecast(file.forecast, f"{place}: forecast"),
         worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),
         worker_environment=file.worker_environment,
         rollout_memory=check_one_of(file.rollout_memory, RolloutMemory, f"{place}: rollout_memory"),
@@ -299,6 +310,17 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
         else units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
         priority=parse_priority(entry.priority, f"{place}.priority"),
     )
+
+
+def _forecast(entry: _ForecastEntry, place: str) -> ForecastOptions:
+    period, horizon = (
+        parse_target(seconds, f"{place}.{name}")
+        for name, seconds in (("period", entry.period), ("horizon", entry.horizon))
+    )
+    season = 0.0 if entry.season is None else parse_target(entry.season, f"{place}.season")
+    if season and season < 2 * period:
+        raise ConfigError(f"{place}.season: {season:g} s must be at least two periods of {period:g} s")
+    return ForecastOptions(period=period, horizon=horizon, season=season)
 
 
 def _mps(entry: _MpsEntry, base: Path, place: str) -> MpsSettings:

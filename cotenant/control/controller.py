@@ -7,7 +7,8 @@ one of either is under way, and what happens meanwhile is judged once it has end
 A plan is made anew for one of these reasons, the first that holds:
 
 - a device that it uses is gone, or one that was launched for it is there;
-- a model is offered more than its plan sustains, beyond chance (`RateMonitor`);
+- a model is offered more than its plan sustains, beyond chance (`RateMonitor`), or is forecast to be, where that is
+  wanted (`RateForecast`);
 - batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
 - an SLO is missed though neither is the case: then its model is planned for with more headroom;
 - rates have been lower for a whole cool-down, and fewer devices might do, or serve what was short.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cotenant.control.rate_forecast import ForecastOptions
 from cotenant.control.rate_monitor import RateOptions
 from cotenant.control.slowdown_monitor import SlowdownOptions
 
@@ -20,6 +21,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     rates must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
     correct_batches: of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other
     programs use on a quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
+    forecast: of rates, beside their trend; None: none.
     """
 
     headroom: float = 1.2
@@ -41,3 +43,4 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     quiet: float = 0.05
     rates: RateOptions = RateOptions()
     slowdowns: SlowdownOptions = SlowdownOptions()
+    forecast: ForecastOptions | None = None

@@ -70,6 +70,16 @@ def replay(lines: Iterable[str | bytes], place: str = "log") -> ReplayResult:
     return replayed.result("")
 
 
+def controller_lines(lines: Iterable[str | bytes], place: str = "log") -> tuple[ControllerBuilt, list[ControllerLine]]:
+    """Return how the controller of a log was built, and what it was told and answered, in order. Raises ConfigError
+    where there is none, or an invalid line."""
+    entries = [_decoded(line, f"{place}:{n}") for n, line in enumerate(lines, 1) if line[:1] in ("{", b"{")]
+    built = next((entry for entry in entries if isinstance(entry, ControllerBuilt)), None)
+    if built is None:
+        raise ConfigError(f"{place}: a log without a controller; serve with `--adapt`")
+    return built, [entry for entry in entries if isinstance(entry, ControllerLine)]
+
+
 class _Replay:
     """first, now: times of the first line and of the latest."""
 

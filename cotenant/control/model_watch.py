@@ -7,19 +7,22 @@ from collections import deque
 from cotenant.control.attainment_monitor import AttainmentMonitor
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.profile_monitor import ProfileMonitor
+from cotenant.control.rate_forecast import HoltWintersForecast
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
 from cotenant.control.slowdown_monitor import SlowdownMonitor
 from cotenant.control.trend import Trend
 
 MAX_HEADROOM = 2.0  # factor on an estimated rate
+FORECAST_MARGIN = 1.1  # times an estimated rate, beyond which a forecast says anything
 
 
 class ModelWatch:
     """Estimate rate, slowdown and attainment of one model. headroom: factor on its rate that is planned for."""
 
     def __init__(self, options: ControllerOptions) -> None:
-        self.rate = RateMonitor(options.rates)
         self.estimate = RateEstimate(0.0, 0.0, 1.0)
+        self.rate = RateMonitor(options.rates)
+        self._forecast = None if options.forecast is None else HoltWintersForecast(options.forecast)
         self.slowdown = SlowdownMonitor(options.slowdowns)
         self.attainment = AttainmentMonitor()
         self.profile = ProfileMonitor(
@@ -35,6 +38,10 @@ class ModelWatch:
         """Take the requests that arrived in the last interval. seconds: its length, above 0."""
         self.estimate = self.rate.observe(count, seconds)
         self.expected = self._trend.observe(count, seconds, self.estimate.dispersion)
+        if self._forecast is not None:
+            forecast = min(self._forecast.observe(count, seconds), MAX_HEADROOM * self.estimate.rate)
+            if forecast > FORECAST_MARGIN * self.estimate.rate:
+                self.expected = max(self.expected, forecast)
 
     @property
     def demand(self) -> float:

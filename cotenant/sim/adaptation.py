@@ -50,7 +50,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
 
     provider: of further devices; by default there are none. works: whether a device that it gave is really there;
     nothing starts on one that is not. solve_seconds: that a solver takes, whatever it really takes; None: what it says.
-    period: seconds between two observations. log: told of each event and the commands that answer it, in order.
+    period: seconds between two observations. rates: that the first plan counts with; None: the problem's. log: told of
+    each event and the commands that answer it, in order.
     """
 
     controller: ControllerMachine
@@ -59,6 +60,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     works: Callable[[DeviceId], bool] = lambda device: True
     solve_seconds: float | None = 0.5
     period: float = 0.5
+    rates: dict[str, float] | None = None
     log: Callable[[float, ControllerEvent, list[ControllerCommand]], None] = lambda now, event, commands: None
 
 

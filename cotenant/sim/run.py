@@ -112,7 +112,7 @@ def simulate(
     driver = None
     if adaptation is not None:
         driver = AdaptationDriver(adaptation, workers, ledgers, seconds)
-        driver.start(plan, problem.rates)
+        driver.start(plan, problem.rates if adaptation.rates is None else adaptation.rates)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
     _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver)

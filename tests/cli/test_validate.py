@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from benchmarks.live_vs_simulated import settings
+from cotenant.cli.adaptive_validation import AdaptiveComparison, AdaptiveRunReport, adaptive_comparison_view
+from cotenant.cli.served_process import complete_lines
 from cotenant.cli.validate import (
     Comparison,
     OutsideTime,
-    _lines,
     batch_time_drift,
     comparison_summary,
     largest_difference,
@@ -19,6 +23,7 @@ from cotenant.cli.validate import (
     slowdowns,
 )
 from cotenant.config import read_settings
+from cotenant.control.controller_status import Decision
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -27,6 +32,7 @@ from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.sim.run import simulate
 from cotenant.sim.trace_replay import Observations, ObservedBatch
+from cotenant.workload import Workload
 from tests.cli.program import Program
 
 
@@ -131,11 +137,11 @@ def test_outside_time_is_latency_seen_by_callers_over_logged() -> None:
 def test_lines_of_a_growing_log_are_complete_ones(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first\nsecond\nthi")
-    assert _lines(log, 0) == [b"first", b"second"]
-    assert _lines(log, 6) == [b"second"]
-    assert _lines(log, 8) == []
+    assert complete_lines(log, 0) == [b"first", b"second"]
+    assert complete_lines(log, 6) == [b"second"]
+    assert complete_lines(log, 8) == []
     log.write_bytes(b"first\nsecond\nthird\n")
-    assert _lines(log, 8) == _lines(log, 13) == [b"third"]
+    assert complete_lines(log, 8) == complete_lines(log, 13) == [b"third"]
 
 
 def run(source: str, seed: int, lag: float | None = None) -> Report:
@@ -160,3 +166,35 @@ def test_comparison_summary_states_the_largest_differences() -> None:
     assert own.endswith("the machine was busy, send lag p99: 20 ms")
     assert predicted == f"predicted from the first run: {largest_difference(same, other)}"
     assert first == f"the first live run: {largest_difference(other, other)}"
+
+
+def test_validate_compares_a_run_that_adapts_with_its_simulation(program: Program) -> None:
+    command = ("validate", "serve.toml", "--adapt", "--scale", "0.5", "--scale", "3", "--duration", "6", "--json")
+    said = program(*command)
+    assert said.code == 0, said.err
+    assert "0.5, 3 × the planned rates, 6 s each" in said.err.splitlines()
+    compared = json.loads(said.out)
+    runs = [compared["live"], compared["simulated"]]
+    asked = [{row["model"]: sum(row["outcomes"].values()) for row in run["report"]["models"]} for run in runs]
+    assert asked[0] == asked[1]
+    for run in runs:
+        assert run["plans"], "three times the rates are planned for"
+        assert any(decision["action"] == "plan again" for decision in run["decisions"])
+        assert all(row["attainment"] > 0.9 for row in run["report"]["models"])
+    assert compared["slowdowns"].keys() == {"identity", "lookup"}
+
+
+def test_adaptive_comparison_shows_both_runs() -> None:
+    report = simulate(PROBLEM, PLAN, Workload.poisson({"a": 5.0}), seconds=5.0)
+    decision = Decision(time=1.5, action="plan again", reason="a is offered 200/s")
+    live = AdaptiveRunReport(report=report, decisions=(decision,), plans=("rate: keep",), rollouts=())
+    other = msgspec.structs.replace(live, plans=(), decisions=())
+    compared = AdaptiveComparison(loads=(0.5, 2.0), seconds=30.0, live=live, simulated=other, slowdowns={"a": 1.25})
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(adaptive_comparison_view(compared))
+    text = shown.getvalue()
+    assert "0.5, 2 × the planned rates, 30 s each" in text
+    assert "× 1.25" in text
+    assert "1.5 s" in text and "a is offered 200/s" in text
+    assert "other decisions. Live: rate: keep. Simulated: none." in text
+    assert msgspec.structs.replace(compared, simulated=live).decides_the_same
