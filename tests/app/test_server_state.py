@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -133,6 +134,32 @@ def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypa
         assert file.load("a") == learnt
 
     asyncio.run(main())
+
+
+def test_full_disk_under_the_state_is_said_and_what_was_stored_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = StateFile(tmp_path / "state.sqlite")
+    first = learnt_of(Plan(planner="none"))
+    file.store("a", first)
+    connect = file._connect
+
+    def full() -> sqlite3.Connection:
+        database = connect()
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        return database
+
+    monkeypatch.setattr(file, "_connect", full)
+    large = msgspec.structs.replace(first, rates={f"model-{n}": float(n) for n in range(10_000)})
+    file.store("a", large)
+    assert "cannot keep the state for a restart: database or disk is full" in file.problem
+    assert caplog.text.count("disk is full") == 1
+    assert file.load("a") == first
+    monkeypatch.undo()
+    file.store("a", large)
+    assert file.problem == ""
+    assert file.load("a") == large
 
 
 def test_plan_that_is_not_valid_any_more_is_not_restored(tmp_path: Path) -> None:
