@@ -48,6 +48,13 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 @contextmanager
 def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, str]]:
     """Run `cotenant serve` with these models on one whole device; yield pid and URL."""
+    with serving(models, backend=backend) as (pid, addresses):
+        yield pid, f"http://{addresses['http']}"
+
+
+@contextmanager
+def serving(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, dict[str, str]]]:
+    """Run `cotenant serve` with these models on one whole device; yield pid, and addresses by front end."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         entries = []
@@ -69,7 +76,7 @@ def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[
         (root / "settings.toml").write_text(head + "".join(entries))
         ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
         with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):
-            yield pid, f"http://{json.loads(line)['addresses']['http']}"
+            yield pid, json.loads(line)["addresses"]
 
 
 @contextmanager
