@@ -5,8 +5,6 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-import grpc
-
 from cotenant.config.settings import AccessSettings
 from cotenant.errors import ConfigError
 from cotenant.live.access import Access, Role
@@ -40,11 +38,15 @@ def read_tokens(path: Path) -> list[str]:
 
 def http_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     """Return what HTTP is encrypted with; None for a server without TLS. Raises ConfigError."""
+    return _tls(settings, "http/1.1")
+
+
+def _tls(settings: AccessSettings, protocol: str) -> ssl.SSLContext | None:
     if settings.certificate is None or settings.key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols([protocol])
     _read(settings.certificate), _read(settings.key)
     try:
         context.load_cert_chain(settings.certificate, settings.key, password="")
@@ -56,11 +58,9 @@ def http_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     return context
 
 
-def grpc_tls(settings: AccessSettings) -> grpc.ServerCredentials | None:
-    """Return what gRPC is encrypted with; None for a server without TLS. `http_tls` has checked the files."""
-    if settings.certificate is None or settings.key is None:
-        return None
-    return grpc.ssl_server_credentials([(_read(settings.key), _read(settings.certificate))])
+def grpc_tls(settings: AccessSettings) -> ssl.SSLContext | None:
+    """Return what gRPC is encrypted with; None for a server without TLS. Raises ConfigError."""
+    return _tls(settings, "h2")
 
 
 def _read(path: Path) -> bytes:

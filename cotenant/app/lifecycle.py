@@ -28,7 +28,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
-from cotenant.live.limits import Limits, metrics_limits
+from cotenant.live.limits import Limits, grpc_limits, metrics_limits
 from cotenant.live.server import Server
 from cotenant.live.tracing import tracing
 
@@ -117,7 +117,13 @@ async def running(
             log_access=settings.access_log,
         )
         metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
-        grpc = GrpcServer(server, message_size=settings.max_body, access=access, tls=grpc_tls(settings.access))
+        grpc = GrpcServer(
+            server,
+            message_size=settings.max_body,
+            limits=grpc_limits(settings.max_memory),
+            access=access,
+            tls=grpc_tls(settings.access),
+        )
         try:
             metrics_host = settings.metrics_host or settings.host
             addresses = Addresses(

@@ -10,10 +10,7 @@ NEEDED = 16  # descriptors to start a worker process and connect to it, most of 
 
 
 class DescriptorReserve:
-    """Hold descriptors open for nothing, and let go of them while a worker is started.
-
-    Connections over HTTP are counted, but gRPC's library accepts whatever the system lets it.
-    """
+    """Hold descriptors open for nothing, and let go of them while a worker is started."""
 
     def __init__(self, size: int = NEEDED) -> None:
         self._size = size

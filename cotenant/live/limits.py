@@ -28,7 +28,8 @@ _FILES = 1 << 20  # that are shared out where the system sets no limit
 
 
 def _default_connections() -> int:
-    """Allow half of the files that this process may open. Metrics get a sixteenth; gRPC and workers need the rest."""
+    """Allow half of the files that this process may open. gRPC gets a quarter, metrics a sixteenth; workers need the
+    rest."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (_FILES if files == resource.RLIM_INFINITY else files) // 2
 
@@ -57,6 +58,11 @@ class Limits(msgspec.Struct, frozen=True):
 def metrics_limits() -> Limits:
     """Return the limits of an address that has metrics only, which take no body and few callers."""
     return Limits(body=1 << 16, memory=1 << 26, connections=max(_default_connections() // 8, 4))
+
+
+def grpc_limits(memory: int = 1 << 30) -> Limits:
+    """Return the limits of gRPC, whose connections carry many calls each. memory: of messages, in bytes."""
+    return Limits(memory=memory, connections=max(_default_connections() // 2, 4))
 
 
 class MemoryBudget:

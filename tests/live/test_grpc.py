@@ -16,8 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from cotenant.errors import ConfigError
-from cotenant.live import grpc_health
-from cotenant.live.grpc import GrpcServer
+from cotenant.live.grpc import GrpcServer, health
 from cotenant.protocol import messages
 from tests.live.stub import Running, StubCore
 
@@ -236,7 +235,7 @@ def test_health_check_ready_or_not_gives_the_status_of_each_service(front: Runni
 def test_health_watch_change_of_readiness_reaches_watchers_after_another_has_left(
     front: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_health, "WATCH_INTERVAL", 0.01)
+    monkeypatch.setattr(health, "WATCH_INTERVAL", 0.01)
     with grpc.insecure_channel(front.rpc) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         stays, leaves = stub.Watch(health_pb2.HealthCheckRequest()), stub.Watch(health_pb2.HealthCheckRequest())

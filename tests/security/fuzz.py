@@ -19,7 +19,8 @@ import msgspec
 
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import CotenantError, WorkerError
-from cotenant.live import codec, grpc
+from cotenant.live import codec
+from cotenant.live.grpc import tensors
 from cotenant.live.http import HttpServer, Limits
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
@@ -211,8 +212,10 @@ def grpc_messages(rng: random.Random) -> None:
     )
     data = mutated(message.SerializeToString(), rng)
     try:
-        grpc._check_fields(data)
-        request = grpc._read_request(grpc._parse(messages.ModelInferRequest, data), info, rng.choice((None, 1.0)))
+        tensors.check_fields(data)
+        request = tensors.read_request(
+            tensors.parse_message(messages.ModelInferRequest, data), info, rng.choice((None, 1.0))
+        )
     except CotenantError:
         return
     encode_message(_batch(request.inputs))

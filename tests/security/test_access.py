@@ -15,8 +15,8 @@ from cotenant.app.access import read_tokens
 from cotenant.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from cotenant.live.access import GRANTS, Access, Caller, Permission, Role, is_local
 from cotenant.live.grpc import GrpcServer
-from cotenant.live.grpc_access import METHODS, permission_of
-from cotenant.live.grpc_health import INFERENCE_SERVICE
+from cotenant.live.grpc.access import METHODS, permission_of
+from cotenant.live.grpc.health import INFERENCE_SERVICE
 from cotenant.live.http import HttpServer
 from cotenant.live.http.routes import ROUTES
 from cotenant.protocol import messages

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote
-
-import grpc.aio
 
 from cotenant.live.access import Caller, Permission
 from cotenant.live.http.request_cycle import PROXIED
@@ -52,14 +49,12 @@ def permission_of(method: str, message: Any) -> Permission:
     return needed if isinstance(needed, Permission) else needed(message)
 
 
-def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
-    """Return who makes a call. No browser speaks gRPC; what has an origin is no program of the operator."""
-    metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-    kind, _, rest = unquote(context.peer()).partition(":")
-    peer = rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
+def caller_of(peer: object, metadata: Mapping[bytes, bytes]) -> Caller:
+    """Return who makes a call. peer: as a socket tells it. No browser speaks gRPC; what has an origin is no program of
+    the operator."""
     return Caller(
-        peer=peer,
-        origin=metadata.get("origin", ""),
-        proxied=any(name.decode() in metadata for name in PROXIED),
-        authorization=metadata.get("authorization", ""),
+        peer=str(peer[0]) if isinstance(peer, tuple) else "",
+        origin=metadata.get(b"origin", b"").decode("latin-1"),
+        proxied=not PROXIED.isdisjoint(metadata),
+        authorization=metadata.get(b"authorization", b"").decode("utf-8", "surrogateescape"),
     )

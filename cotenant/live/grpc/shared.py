@@ -1,0 +1,33 @@
+"""What the connections of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cotenant.live.access import Access, Permission
+from cotenant.live.limits import Limits, MemoryBudget
+
+if TYPE_CHECKING:
+    from cotenant.live.grpc.call import Method
+    from cotenant.live.grpc.connection import Connection
+
+
+class Shared:
+    """Hold what all connections need.
+
+    methods: by path. free: permissions that everybody has. message_size: of the largest message, in bytes. memory: what
+    messages take that are not complete, or not taken. empty: set once a draining server has no connection left.
+    """
+
+    def __init__(self, methods: Mapping[bytes, Method], access: Access, message_size: int, limits: Limits) -> None:
+        self.methods = methods
+        self.access = access
+        self.free = frozenset(permission for permission in Permission if access.is_free(permission))
+        self.message_size = message_size
+        self.limits = limits
+        self.memory = MemoryBudget(limits.memory)
+        self.open: set[Connection] = set()
+        self.draining = False
+        self.empty = asyncio.Event()

@@ -1,0 +1,201 @@
+"""Translate between messages of inference and the server's requests and responses."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from cotenant.core.tensor import Tensor
+from cotenant.errors import InvalidError, MalformedError, UnsupportedError
+from cotenant.live.limits import MAX_FIELDS, MAX_LISTED, MAX_RANK
+from cotenant.live.oip import (
+    FORMATS,
+    Data,
+    InferRequest,
+    InferResponse,
+    RequestedOutput,
+    check_elements,
+    check_request,
+    check_size,
+    pack_strings,
+    scheduling,
+)
+from cotenant.protocol import messages
+
+# Datatype → field of InferTensorContents.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def parse_message(message: Any, wire: bytes) -> Any:
+    # Without this, gRPC would answer UNKNOWN.
+    try:
+        return message.FromString(wire)
+    except DecodeError:
+        raise MalformedError(f"not the message {message.DESCRIPTOR.full_name}") from None
+
+
+def check_fields(wire: bytes) -> None:
+    """Raise InvalidError where a message has more fields than an inference request needs: what an empty one of two
+    bytes takes in memory is far more. What is no message at all is left to protobuf."""
+    end = len(wire)
+    if end <= 2 * MAX_FIELDS:
+        return
+    position = fields = 0
+    while position < end:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise InvalidError(f"an inference request of more than {MAX_FIELDS} fields")
+        tag, position = _varint(wire, position)
+        match tag & 7:
+            case 0:
+                _, position = _varint(wire, position)
+            case 1:
+                position += 8
+            case 2:
+                size, position = _varint(wire, position)
+                position += size
+            case 5:
+                position += 4
+            case _:  # a group, or no field at all
+                raise MalformedError("not an inference request: it has a field of no known type")
+
+
+def _varint(wire: bytes, position: int) -> tuple[int, int]:
+    """Return an integer of at most ten bytes, and where it ends."""
+    value = 0
+    for shift, byte in zip(range(0, 70, 7), wire[position : position + 10], strict=False):
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise MalformedError("not an inference request: it ends within an integer, or holds one that is too long")
+
+
+def plain_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a map of any of the protocol's oneofs as plain values."""
+    return {
+        name: getattr(value, kind) for name, value in given.items() if (kind := value.WhichOneof("parameter_choice"))
+    }
+
+
+def check_version(version: str) -> None:
+    if version and not version.isdecimal():
+        raise InvalidError(f"version {version!r} is not an integer; leave it empty for the newest")
+
+
+def read_request(message: Any, info: Any, remaining: float | None) -> InferRequest:
+    given = plain_parameters(message.parameters)
+    timeout, priority = scheduling(given)
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidError(f"{len(message.inputs)} inputs, but {len(raw)} raw_input_contents; give one to each or none")
+    heads = [_read_head(given) for given in message.inputs]
+    outputs = []
+    for wanted in message.outputs:
+        own = plain_parameters(wanted.parameters)
+        if "shared_memory_region" in own:
+            raise UnsupportedError(
+                f"output {wanted.name!r}: no shared memory is registered here; take it in the answer"
+            )
+        count = own.get("classification", 0)
+        if type(count) is not int or count < 0:
+            raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a non-negative integer")
+        outputs.append(RequestedOutput(wanted.name, count))
+    # Before any data are read: what reading them may cost is bounded by what the model takes.
+    check_request(info, heads, outputs)
+    inputs = []
+    for index, (sent, head) in enumerate(zip(message.inputs, heads, strict=True)):
+        if raw and sent.HasField("contents"):
+            raise InvalidError(f"input {sent.name!r} has both contents and raw_input_contents; give one of them")
+        data = raw[index] if raw else _contents(sent, check_elements(head))
+        tensor = Tensor(head.name, head.datatype, head.shape, data)
+        check_size(tensor)
+        inputs.append(tensor)
+    return InferRequest(
+        model=info.name,
+        version=info.version,
+        id=message.id,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        timeout=timeout,
+        patience=None if remaining is None else max(remaining, 0.0),
+        priority=priority,
+        parameters=given,
+    )
+
+
+def _read_head(given: Any) -> Tensor:
+    """Return an input without its data."""
+    if "shared_memory_region" in given.parameters:
+        raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
+    shape = tuple(given.shape)
+    if len(shape) > MAX_RANK:
+        raise InvalidError(f"input {given.name!r} has {len(shape)} dimensions; at most {MAX_RANK} are read")
+    if any(size < 0 for size in shape):
+        raise InvalidError(f"input {given.name!r}: shape {list(shape)} has a negative size")
+    return Tensor(given.name, given.datatype, shape, b"")
+
+
+def _contents(given: Any, expected: int) -> bytes:
+    """Return the typed contents of an input as raw bytes. expected: elements that it has by its shape."""
+    field = _CONTENTS.get(given.datatype)
+    if field is None:
+        raise InvalidError(f"input {given.name!r}: {given.datatype} has no typed contents; send raw_input_contents")
+    items = getattr(given.contents, field)
+    if len(items) > min(expected, MAX_LISTED):
+        raise InvalidError(
+            f"input {given.name!r} has {len(items)} {field}, but its shape {expected} elements; more than {MAX_LISTED} "
+            "have to be sent as raw_input_contents"
+        )
+    if given.datatype == "BYTES":
+        return pack_strings(items)
+    try:
+        return struct.pack(f"<{len(items)}{FORMATS[given.datatype]}", *items)
+    except struct.error as error:
+        raise InvalidError(f"input {given.name!r}: {field} does not fit {given.datatype}: {error}") from None
+
+
+def write_response(request: InferRequest, response: InferResponse, outputs: Sequence[Tensor]) -> bytes:
+    """Return the wire form of a ModelInferResponse. Tensors are appended to protobuf's output; protobuf would write the
+    same, but copy them twice."""
+    head = messages.ModelInferResponse(
+        model_name=response.model,
+        model_version=response.version,
+        id=request.id,
+        outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape} for tensor in outputs],
+    )
+    return b"".join([head.SerializeToString(), *[part for tensor in outputs for part in _parts(6, tensor.data)]])
+
+
+def field(number: int, data: Data) -> bytes:
+    return b"".join(_parts(number, data))
+
+
+def _parts(number: int, data: Data) -> tuple[bytes, Data]:
+    """Return a protobuf field that holds bytes: its tag and length, and the bytes."""
+    head, size = bytearray([number << 3 | 2]), len(data)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head), data
+
+
+# Appended to the wire form of a response, this adds the only parameter that a response has.
+FINAL = messages.ModelInferResponse(parameters={"triton_final_response": {"bool_param": True}}).SerializeToString()

@@ -1,0 +1,308 @@
+"""Calls of gRPC, frame by frame: their ends, flow control, memory, headers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import struct
+import zlib
+
+import hpack
+import pytest
+
+from cotenant.live.grpc import frames
+from cotenant.live.grpc.call import STREAM_WINDOW
+from cotenant.live.grpc.connection import _MAX_CALLS, _WINDOW
+from cotenant.live.grpc.frames import ErrorCode, frame
+from cotenant.live.grpc.headers import MAX_HEADERS
+from cotenant.live.limits import Limits
+from cotenant.protocol import messages
+from tests.live.http2 import (
+    END,
+    INFER,
+    LAST,
+    STREAM,
+    WHOLE,
+    Transport,
+    Wire,
+    answers,
+    block,
+    call,
+    floats,
+    message,
+    prefixed,
+    raw,
+)
+from tests.live.stub import StubCore
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "code", "said"),
+    [
+        (block(b"/inference.GRPCInferenceService/Nope"), b"", b"12", b"Method not found!"),
+        (block(b"/"), b"", b"12", b"Method not found!"),
+        (block(), b"", b"12", b"a call of this method has exactly one message"),
+        (block(), message() * 2, b"12", b"a call of this method has exactly one message"),
+        (block(), message()[:-1], b"12", b"a call of this method has exactly one message"),
+        (block(), b"\0\x7f\xff\xff\xff", b"8", b"SERVER: Received message larger than max (2147483647 vs. 67108864)"),
+        (block(INFER, (b"grpc-encoding", b"br")), b"", b"12", b"there are the encodings identity, deflate and gzip"),
+        (block(), prefixed(b"x", 1), b"13", b"a message that is compressed in no encoding that its call names"),
+        (block(INFER, (b"grpc-encoding", b"gzip")), prefixed(b"x", 1), b"13", None),
+        (
+            block(INFER, (b"grpc-encoding", b"gzip")),
+            prefixed(gzip.compress(bytes(1 << 24)), 1),
+            b"8",
+            b"Decompressed message larger than max, of 100 times what was sent",
+        ),
+        (block(), prefixed(messages.ModelInferRequest(model_name="ü").SerializeToString()), b"5", None),
+    ],
+)
+def test_call_that_cannot_be_answered_ends_with_its_status(
+    wire: Wire, head: bytes, body: bytes, code: bytes, said: bytes | None
+) -> None:
+    wire.hello()
+    parts = [body[start : start + 16384] for start in range(0, len(body) or 1, 16384)]
+    sent = [frame(frames.DATA, 0, 1, part) for part in parts[:-1]] + [frame(frames.DATA, END, 1, parts[-1])]
+    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, head), *sent))
+    assert (told[b":status"], told[b"grpc-status"]) == (b"200", code)
+    assert said is None or told[b"grpc-message"] == said
+    assert told[b"grpc-message"].isascii()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (block(method=b"GET"), b"405"),
+        (block(drop=b"content-type"), b"415"),
+        (block(**{"content-type": b"a/b"}), b"415"),
+    ],
+)
+def test_request_that_is_no_call_gets_a_status_of_http(wire: Wire, head: bytes, status: bytes) -> None:
+    wire.hello()
+    assert wire.trailers(wire.say(frame(frames.HEADERS, LAST, 1, head)))[b":status"] == status
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_compressed_message_is_read(wire: Wire, encoding: bytes) -> None:
+    wire.hello()
+    packed = (gzip if encoding == b"gzip" else zlib).compress(message()[5:])
+    sent = call(body=prefixed(packed, 1), head=block(INFER, (b"grpc-encoding", encoding)))
+    (answer,) = answers(wire, wire.say(sent))
+    assert floats(answer) == [0.0, 1.0]
+
+
+def test_refused_call_whose_caller_still_sends_is_ended_and_its_rest_ignored(wire: Wire) -> None:
+    wire.hello()
+    answer = wire.say(frame(frames.HEADERS, WHOLE, 1, block(b"/x")))
+    assert answer[-1][:3] == (frames.RST_STREAM, 0, 1) and answer[-1][3] == bytes(4)  # NO_ERROR
+    assert not wire.say(frame(frames.DATA, 0, 1, b"late"), frame(frames.DATA, END, 1, b"late"))
+    assert wire.trailers(wire.say(call(3)), 3)[b"grpc-status"] == b"0"
+
+
+def test_call_after_its_deadline_has_its_status_and_no_request(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    head = block(INFER, (b"grpc-timeout", b"1n"))
+    told = wire.trailers(wire.say(call(head=head, body=message("held"))))
+    assert (told[b"grpc-status"], told[b"grpc-message"]) == (b"4", b"Deadline Exceeded")
+    assert not core.held and len(core.cancelled) == 1 and not wire.protocol.calls
+
+
+def test_caller_that_resets_its_call_cancels_its_request(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    wire.say(call(body=message("held")))
+    assert len(core.held) == 1
+    assert not wire.say(frames.reset(1, ErrorCode.CANCEL))
+    assert not core.held and len(core.cancelled) == 1
+
+
+def test_calls_above_the_most_at_once_are_refused_and_may_be_repeated(wire: Wire) -> None:
+    wire.hello()
+    opened = b"".join(frame(frames.HEADERS, WHOLE, 2 * n + 1, block()) for n in range(_MAX_CALLS + 1))
+    ((kind, _, stream, code),) = wire.say(opened)
+    assert (kind, stream) == (frames.RST_STREAM, 2 * _MAX_CALLS + 1)
+    assert int.from_bytes(code, "big") == ErrorCode.REFUSED_STREAM
+
+
+def test_connection_above_the_most_is_told_so(core: StubCore, loop: asyncio.AbstractEventLoop) -> None:
+    wire = Wire(loop, core, limits=Limits(connections=1))
+    wire.hello()
+    second = Transport()
+    other = wire.open(second)
+    wire.turn()
+    assert second.closed and b"too many connections" in second.sent
+    other.connection_lost(None)
+    assert wire.trailers(wire.say(call()))[b"grpc-status"] == b"0"
+
+
+def test_draining_server_ends_connections_after_their_calls(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    wire.say(call(body=message("held")))
+    stopping = wire.loop.create_task(wire.server.stop(5.0))
+    wire.turn()
+    answer = wire.say(call(3))
+    assert answer[0][0] == frames.GOAWAY and int.from_bytes(answer[0][3][:4], "big") == 1
+    assert answer[1][:3] == (frames.RST_STREAM, 0, 3)
+    assert not wire.transport.closed
+    core.release()
+    wire.turn()
+    assert wire.transport.closed
+    wire.protocol.connection_lost(None)
+    wire.loop.run_until_complete(stopping)
+
+
+# Flow control and memory
+
+
+def test_large_response_is_sent_as_the_caller_takes_it(wire: Wire) -> None:
+    wire.hello(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 10}))
+    body = message(pairs=20_000)
+    parts = [body[start : start + 16384] for start in range(0, len(body), 16384)]
+    data = [frame(frames.DATA, END if n == len(parts) - 1 else 0, 1, part) for n, part in enumerate(parts)]
+    answer = wire.say(frame(frames.HEADERS, WHOLE, 1, block()), *data)
+    assert sum(len(payload) for kind, _, _, payload in answer if kind == frames.DATA) == 10
+    held = wire.server._shared.memory.used
+    assert held > 100_000
+    answer += wire.say(frames.window_update(1, 1 << 20))
+    taken = [len(payload) for kind, _, _, payload in answer if kind == frames.DATA]
+    assert sum(taken) == frames.DEFAULT_WINDOW and max(taken) <= frames.MAX_FRAME
+    assert wire.server._shared.memory.used < held
+    answer += wire.say(frames.window_update(0, 1 << 20))
+    (whole,) = answers(wire, answer)
+    assert floats(whole) == list(range(40_000))
+    assert answer[-1][:2] == (frames.HEADERS, LAST)
+
+
+def test_negative_window_lets_nothing_through_until_it_is_made_up_for(wire: Wire, core: StubCore) -> None:
+    wire.hello(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 20}))
+    wire.say(call(body=message("held")))
+    wire.say(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
+    wire.protocol.calls[1].window = -10  # as if some had been sent before
+    core.release()
+    assert [kind for kind, *_ in wire.say(frames.window_update(1, 10))] == [frames.HEADERS]
+    assert [len(payload) for kind, _, _, payload in wire.say(frames.window_update(1, 3)) if kind == 0] == [3]
+
+
+def test_socket_that_takes_nothing_stops_reading_and_writing(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    wire.say(call(body=message("held")))
+    wire.protocol.pause_writing()
+    assert wire.transport.paused
+    core.release()
+    wire.turn()
+    assert frames.HEAD.pack(5 << 8, 0, 1) not in wire.transport.sent
+    wire.protocol.resume_writing()
+    assert not wire.transport.paused
+    answer = wire.say(b"")
+    assert floats(*answers(wire, answer)) == [0.0, 1.0]
+
+
+def test_more_than_a_window_is_refused(wire: Wire) -> None:
+    wire.hello()
+    wire.say(frame(frames.HEADERS, WHOLE, 1, block(STREAM)))
+    wire.protocol.calls[1].unacknowledged = STREAM_WINDOW
+    assert wire.say(frame(frames.DATA, 0, 1, b"x"))[-1][:3] == (frames.RST_STREAM, 0, 1)
+    wire.protocol._unacknowledged = _WINDOW
+    assert wire.say(frame(frames.DATA, 0, 1, b"x"))[-1][0] == frames.GOAWAY
+
+
+def test_stream_that_does_not_take_its_messages_holds_no_more_than_a_window(wire: Wire, core: StubCore) -> None:
+    wire.hello(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 1 << 30}), frames.window_update(0, 1 << 30))
+    one = message("held", pairs=1000)
+    many = one * (frames.MAX_FRAME // len(one))
+    answer = wire.say(frame(frames.HEADERS, WHOLE, 1, block(STREAM)))
+    sent = 0
+    while sent + len(many) <= STREAM_WINDOW:
+        answer += wire.say(frame(frames.DATA, 0, 1, many))
+        sent += len(many)
+    assert len(core.held) == 64
+    assert not [kind for kind, _, stream, _ in answer if (kind, stream) == (frames.WINDOW_UPDATE, 1)]
+    assert STREAM_WINDOW // 2 < wire.server._shared.memory.used <= STREAM_WINDOW
+    for _ in range(40):
+        core.release()
+        answer += wire.say(b"")
+        updates = [data for kind, _, stream, data in answer if (kind, stream) == (frames.WINDOW_UPDATE, 1)]
+        # Room for what is taken, and for no more.
+        assert sum(int.from_bytes(data, "big") for data in updates) <= len(one) * (len(core.requests) + 1)
+    assert len(core.requests) > 128
+    assert [kind for kind, _, stream, _ in answer if (kind, stream) == (frames.WINDOW_UPDATE, 1)]
+
+
+def test_memory_above_the_budget_is_refused_and_comes_back(core: StubCore, loop: asyncio.AbstractEventLoop) -> None:
+    wire = Wire(loop, core, limits=Limits(memory=100_000))
+    wire.hello()
+    body = message(pairs=60_000)
+    parts = [frame(frames.DATA, 0, 1, body[start : start + 16384]) for start in range(0, 160_000, 16384)]
+    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, block()), *parts))
+    assert told[b"grpc-status"] == b"14" and b"too much memory" in told[b"grpc-message"]
+    assert wire.server._shared.memory.used == 0
+    assert wire.trailers(wire.say(call(3)), 3)[b"grpc-status"] == b"0"
+    # Who holds on to it without progress is cut off once others need it.
+    wire.say(frame(frames.HEADERS, WHOLE, 5, block()), frame(frames.DATA, 0, 5, body[:16384]))
+    wire.server._shared.memory.used += 100_000
+    for _ in range(31):
+        assert not wire.transport.closed
+        wire.protocol.tick()
+    assert wire.transport.closed
+
+
+def test_caller_that_says_nothing_is_cut_off(wire: Wire) -> None:
+    wire.say(frames.PREFACE)
+    for _ in range(11):
+        assert not wire.transport.closed
+        wire.protocol.tick()
+    assert wire.transport.closed
+
+
+# Headers
+
+
+def test_headers_mean_what_the_table_says_now(wire: Wire) -> None:
+    """Blocks of references are remembered, and forgotten when the table changes."""
+    wire.hello()
+    encoder = hpack.Encoder()
+    fields = [(field[0], field[1]) for field in hpack.Decoder().decode(block(), raw=True)]
+    stream = 1
+    for model_path in (INFER, b"/a/B", INFER, b"/c/D"):
+        for _ in range(3):  # the first puts the path into the table
+            fields[2] = (b":path", model_path)
+            told = wire.trailers(wire.say(call(stream, head=encoder.encode(fields))), stream)
+            assert told[b"grpc-status"] == (b"0" if model_path == INFER else b"12")
+            stream += 2
+    # The same addition to the table twice is two additions.
+    addition = b"\x40\x01x\x011"
+    for head in (block() + addition, block() + addition, block() + b"\xbe\xbf"):
+        assert wire.trailers(wire.say(call(stream, head=head)), stream)[b"grpc-status"] == b"0"
+        stream += 2
+    encoder = hpack.Encoder()
+    encoder.header_table_size = 0
+    assert wire.trailers(wire.say(call(stream, head=encoder.encode(fields))), stream)[b"grpc-status"] == b"12"
+
+
+def test_caller_without_a_table_of_headers_is_told_that_there_is_none(wire: Wire) -> None:
+    wire.hello(frames.settings_frame({frames.HEADER_TABLE_SIZE: 0}))
+    wire.decoder.max_allowed_table_size = 0
+    assert wire.trailers(wire.say(call(1)), 1)[b"grpc-status"] == b"0"
+    assert wire.trailers(wire.say(call(3)), 3)[b"grpc-status"] == b"0"
+
+
+def test_headers_may_come_in_parts_with_padding_and_priority(wire: Wire) -> None:
+    wire.hello()
+    whole = block()
+    first = bytes((3,)) + struct.pack(">IB", 0, 16) + whole[:50] + bytes(3)
+    answer = wire.say(
+        frame(frames.HEADERS, 0x28, 1, first),
+        frame(frames.CONTINUATION, 0, 1, whole[50:90]),
+        frame(frames.CONTINUATION, WHOLE, 1, whole[90:]),
+        frame(frames.DATA, 8, 1, bytes((4,)) + message()[:9] + bytes(4)),
+        frame(frames.DATA, 0, 1, message()[9:]),
+        frame(frames.HEADERS, LAST, 1, raw([(b"x-checksum", b"1")])),
+    )
+    assert floats(*answers(wire, answer)) == [0.0, 1.0]
+
+
+def test_headers_of_many_bytes_are_read_up_to_the_limit(wire: Wire) -> None:
+    wire.hello()
+    head = block(INFER, (b"x", b"y" * (MAX_HEADERS - 500)))
+    pieces = [frame(frames.HEADERS, 0, 1, head[:9000]), frame(frames.CONTINUATION, WHOLE, 1, head[9000:])]
+    told = wire.trailers(wire.say(*pieces, frame(frames.DATA, END, 1, message())))
+    assert told[b"grpc-status"] == b"0"
