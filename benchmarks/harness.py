@@ -154,20 +154,26 @@ def drive(
 
 def processor_time(pid: int) -> float:
     """Return user and system CPU seconds of a process and its living descendants."""
-    fields = (Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in _tree(pid))
+    fields = (Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in tree(pid))
     return sum(int(field[11]) + int(field[12]) for field in fields) / _TICK
 
 
 def memory(pid: int) -> int:
     """Return the proportional set size of a process and its living descendants, in bytes."""
-    texts = (Path(f"/proc/{each}/smaps_rollup").read_text() for each in _tree(pid))
-    return sum(int(re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)[0]) << 10 for text in texts)
+    return sum(pss(each) for each in tree(pid))
 
 
-def _tree(pid: int) -> Iterator[int]:
+def pss(pid: int) -> int:
+    """Return the proportional set size of a process in bytes. Raises IndexError for one that has exited."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.findall(r"^Pss: +(\d+) kB", text, re.MULTILINE)[0]) << 10
+
+
+def tree(pid: int) -> Iterator[int]:
+    """Yield a process and its living descendants."""
     yield pid
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():  # all that its main thread started
-        yield from _tree(int(child))
+        yield from tree(int(child))
 
 
 def show(name: str, text: str, **figures: float) -> None:
