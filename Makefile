@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TESTABLE := .venv/.testable
 
-.PHONY: demo test check test-slow mutants fuzz compiled bench gpu-check clean
+.PHONY: demo test check test-slow mutants fuzz chaos soak compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -33,6 +33,14 @@ COUNT ?= 100000
 SEED ?= 0
 fuzz: $(TESTABLE)
 	$(BIN)/python -m tests.security.fuzz --count $(COUNT) --seed $(SEED)
+
+# Faults by seed, in virtual time: COUNT schedules from SEED on. Each that fails is printed with what it takes.
+chaos: $(TESTABLE)
+	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED)
+
+# An hour of mixed traffic under faults; MINUTES for another time.
+soak: $(TESTABLE)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60)
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
 compiled: $(READY)

@@ -295,6 +295,8 @@ class Pool:
             failure = await line.started
         finally:
             hurry.cancel()
+        if not failure and (missing := sorted(lane.models.keys() - line.footprints.keys())):
+            failure = f"it is ready without {', '.join(missing)}"
         if not failure and not worker.killed:
             await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
         # It may have died, or been killed, before this task resumed.

@@ -237,6 +237,7 @@ class WorkerConnection:
         self._answered = answered
         self._unsent = bytearray()
         self._ended = False  # end of stream
+        self._ready = False  # the worker said so
         self._closed = False  # the worker closed the lane in good order
         self._connection = process.connect()
         self._connection.setblocking(False)
@@ -312,6 +313,9 @@ class WorkerConnection:
     def _accept(self, data: bytes) -> None:
         match _decoder.decode(data):
             case WorkerReady(footprints):
+                if self._ready:
+                    raise WorkerError("it said a second time that it is ready")
+                self._ready = True
                 self.footprints = footprints
                 self._settle("")
             case WorkerBroken(reason):

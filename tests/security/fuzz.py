@@ -2,32 +2,51 @@
 
 An input is a valid one with some of its bytes, numbers or parts changed. It may be refused with an error that is meant
 to be read; anything else raised fails, with the seed that makes the input again. Where requests end is compared with
-h11, an HTTP parser that has no line in common with ours.
+h11, an HTTP parser that has no line in common with ours, and with llhttp alone, which ours is built on.
+
+    python -m tests.security.fuzz [--count N] [--seed S] [--target NAME …]
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, cast
+from unittest import mock
 
 import h11
+import httptools
 import msgspec
 
 from cotenant.core.tensor import ModelInfo, TensorSpec
-from cotenant.errors import CotenantError, WorkerError
+from cotenant.errors import CotenantError
 from cotenant.live import codec
+from cotenant.live.batch_tensors import tensor_of
 from cotenant.live.grpc import tensors
 from cotenant.live.http import HttpServer, Limits
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.process import WorkerConnection, WorkerProcess
 from cotenant.protocol import messages
-from cotenant.worker.wire import BatchResult, FromWorker, Inbox, TensorPart, Timing, ToWorker, encode_message
+from cotenant.worker import wire
+from cotenant.worker.arena import Block
+from cotenant.worker.wire import (
+    BatchResult,
+    TensorPart,
+    Timing,
+    ToWorker,
+    WorkerBroken,
+    WorkerClosed,
+    WorkerReady,
+    encode_message,
+)
 from tests.live.stub import StubCore
-from tests.live.test_http import Wire
+from tests.live.test_http import Wire, answers
 
 INFOS = [
     ModelInfo(
@@ -80,6 +99,43 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return data
 
 
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1, 2**31, 2**63 - 1, 2**63, 2**64, 1.5, -0.0, "", "x", "y", "FP32", "BYTES", "\0", "é" * 40),
+    *([], [[]], [[[1]]], [1, 2, 3, 4], ["a", "b"], {}, {"binary_data_size": 16}, {"binary_data": True}),
+    *({"classification": 2}, {"shared_memory_region": "r"}, {"timeout": 1}, {"sequence_id": 1}),
+)
+
+
+def changed(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with one part of it replaced, repeated, dropped or renamed."""
+    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.1:
+        return rng.choice(VALUES)
+    if isinstance(value, list):
+        at = rng.randrange(len(value))
+        match rng.randrange(6):
+            case 0:
+                return value[:at] + value[at + 1 :]
+            case 1:
+                return value[:at] + [value[at]] * rng.choice((2, 3, 20)) + value[at + 1 :]
+        return [*value[:at], changed(value[at], rng), *value[at + 1 :]]
+    key = rng.choice(list(value))
+    rest = {name: each for name, each in value.items() if name != key}
+    match rng.randrange(12):
+        case 0:
+            return rest
+        case 1:
+            return value | {rng.choice(("id", "parameters", "outputs", "inputs", "data", "shape", "name")): value[key]}
+    return rest | {key: changed(value[key], rng)}
+
+
+def body_of(value: Any, rng: random.Random) -> bytes:
+    """Return a JSON body that is changed: some of it as JSON, some as bytes, some as both."""
+    for _ in range(rng.randint(0, 3)):
+        value = changed(value, rng)
+    data = json.dumps(value).encode()
+    return mutated(data, rng) if rng.random() < 0.4 else data
+
+
 # Where requests end
 
 
@@ -100,11 +156,11 @@ def ours(core: StubCore, data: bytes, size: int) -> tuple[list[tuple[bytes, byte
     handler.__class__ = Recording
     recording = cast(Recording, handler)
     recording.requests = []
-    wire = Wire(server)
-    wire.say(data, size=size)
-    ended = wire.closed or wire.eof
-    if not wire.closed:
-        wire.protocol.connection_lost(None)
+    caller = Wire(server)
+    caller.say(data, size=size)
+    ended = caller.closed or caller.eof
+    if not caller.closed:
+        caller.protocol.connection_lost(None)
     assert handler.memory.used == 0, "memory is still counted after the caller left"
     return recording.requests, ended
 
@@ -134,6 +190,40 @@ def theirs(data: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
         return requests, True
 
 
+class _Requests:
+    """Collects what llhttp tells."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[bytes, bytes, bytes]] = []
+        self.parser = httptools.HttpRequestParser(self)
+        self.url = self.body = b""
+
+    def on_message_begin(self) -> None:
+        self.url = self.body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.requests.append((self.parser.get_method(), self.url, self.body))
+
+
+def llhttp(data: bytes) -> tuple[list[tuple[bytes, bytes, bytes]], bool]:
+    """Return the same, as llhttp reads it. It ends at an upgrade, whose body it does not read."""
+    reader = _Requests()
+    try:
+        reader.parser.feed_data(data)
+    except httptools.HttpParserUpgrade:
+        del reader.requests[-1:]
+        return reader.requests, True
+    except httptools.HttpParserError:
+        return reader.requests, True
+    return reader.requests, not reader.parser.should_keep_alive()
+
+
 BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}]}'
 REQUESTS = (
     b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY),
@@ -150,40 +240,94 @@ _core = StubCore()
 def framing(rng: random.Random) -> None:
     data = mutated(b"".join(rng.choices(REQUESTS, k=rng.randint(1, 4))), rng)
     requests, ended = ours(_core, data, 1 << 16)
-    for size in (1, rng.randint(2, 50)):
-        again = ours(_core, data, size)
-        assert again == (requests, ended), f"read in pieces of {size} it is {again}"
-    others, others_ended = theirs(data)
-    common = min(len(requests), len(others))
-    assert requests[:common] == others[:common], f"h11 reads {others}"
-    # Who reads fewer has to have refused the next: one who waits for more of it would take what follows for its body.
-    assert len(requests) >= len(others) or ended, f"it waits, and h11 reads {others}"
-    assert len(others) >= len(requests) or others_ended, f"h11 waits after {others}"
+    size = rng.choice((1, rng.randint(2, 50)))
+    again = ours(_core, data, size)
+    assert again == (requests, ended), f"read in pieces of {size} it is {again}"
+    for name, (others, others_ended) in (("h11", theirs(data)), ("llhttp", llhttp(data))):
+        common = min(len(requests), len(others))
+        assert requests[:common] == others[:common], f"{name} reads {others}"
+        # Who reads fewer has to have refused the next: one who waits for more of it would take what follows for its
+        # body.
+        assert len(requests) >= len(others) or ended, f"it waits, and {name} reads {others}"
+        assert len(others) >= len(requests) or others_ended, f"{name} waits after {others}"
+
+
+# What requests are answered
+
+_server = HttpServer(_core, limits=Limits(body=1 << 20))
+_ANSWERS = (200, 400, 404, 413, 500, 501, 503)
+
+
+_STUBS = (
+    *(("identity", "FP32"), ("bytes", "BYTES"), ("fp16", "FP16"), ("int8", "INT8"), ("uint64", "UINT64")),
+    *(("bool", "BOOL"), ("bf16", "BF16"), ("flat", "FP32"), ("pair", "INT64"), ("refused", "FP32"), ("broken", "FP32")),
+)
+
+
+def _element(datatype: str, rng: random.Random) -> bytes:
+    """Return the bytes of one element."""
+    if datatype == "BYTES":
+        return b"\2\0\0\0ab"
+    return rng.randbytes({"INT8": 1, "BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4}.get(datatype, 8))
+
+
+def http_answers(rng: random.Random) -> None:
+    """Any body gets one whole answer, and leaves nothing behind."""
+    model, datatype = rng.choice(_STUBS)
+    names = ("a", "b") if model == "pair" else ("x",)
+    given: list[dict[str, Any]] = []
+    tail = b""
+    for name in names:
+        tensor: dict[str, Any] = {"name": name, "shape": [4] if model == "flat" else [1, 4], "datatype": datatype}
+        if rng.random() < 0.5:
+            data = _element(datatype, rng) * 4
+            tensor["parameters"] = {"binary_data_size": len(data)}
+            tail += data
+        else:
+            tensor["data"] = ["a" if datatype == "BYTES" else rng.choice((0, 1))] * 4
+        given.append(tensor)
+    kind = rng.choice(("binary_data", "classification"))
+    outputs = {"outputs": [{"name": "y", "parameters": {kind: 2 if kind == "classification" else True}}]}
+    body = body_of({"inputs": given} | (outputs if rng.random() < 0.5 else {}), rng)
+    head = b""
+    if tail:
+        head = b"Inference-Header-Content-Length: %d\r\n" % len(body)
+        body += mutated(tail, rng) if rng.random() < 0.3 else tail
+    caller = Wire(_server)
+    caller.say(
+        b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: a\r\n%sContent-Length: %d\r\n\r\n%s"
+        % (model.encode(), head, len(body), body)
+    )
+    told = answers(caller.got)
+    assert len(told) == 1 and told[0].status in _ANSWERS, told
+    assert told[0].status != 500 or b"internal" not in told[0].body.lower(), told[0].body
+    if not caller.closed:
+        caller.protocol.connection_lost(None)
+    assert _server._handler.memory.used == 0, "memory is still counted after the caller left"
 
 
 # What requests mean
 
 
 def http_json(rng: random.Random) -> None:
-    data = mutated(_body(rng), rng)
-    _decode(data, None, rng)
+    _decode(body_of(_body(rng), rng), None, rng)
 
 
 def http_binary(rng: random.Random) -> None:
     size = rng.choice((0, 1, 4, 16, 64))
     given = {"name": "x", "shape": [1, size // 4], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-    head = mutated(json.dumps({"inputs": [given]}).encode(), rng)
+    head = body_of({"inputs": [given]}, rng)
     tail = mutated(rng.choice((bytes(size), b"\2\0\0\0ab" * 3, rng.randbytes(size))), rng)
     _decode(head + tail, rng.choice((len(head), len(head), 0, 1, len(head) + 1, 1 << 62)), rng)
 
 
-def _body(rng: random.Random) -> bytes:
+def _body(rng: random.Random) -> dict[str, Any]:
     info = rng.choice(INFOS).inputs[0]
     shape = [rng.randint(0, 3) if size < 0 else size for size in info.shape]
     element: Any = "a" if info.datatype == "BYTES" else 1
     given = {"name": "x", "shape": shape, "datatype": info.datatype, "data": [element] * rng.randint(0, 9)}
     more = {"outputs": [{"name": "y"}], "id": "é", "parameters": {"timeout": 5, "priority": 1}}
-    return json.dumps({"inputs": [given]} | (more if rng.random() < 0.5 else {})).encode()
+    return {"inputs": [given]} | (more if rng.random() < 0.5 else {})
 
 
 def _decode(data: bytes, header: int | None, rng: random.Random) -> None:
@@ -233,30 +377,94 @@ class _Stream:
         self.data = self.data[count:]
         return count
 
+    def setblocking(self, flag: bool) -> None: ...
 
-_decoders = msgspec.msgpack.Decoder(FromWorker), msgspec.msgpack.Decoder(ToWorker)
-_MESSAGES = b"".join(
-    bytes(encode_message(BatchResult(batch, [[TensorPart("y", "FP32", (1, 2), memoryview(bytes(8)))], "no"], timing)))
-    for batch, timing in ((1, Timing(0, 0, 0, 0, 0, 0)), (2**40, Timing(1e300, 0, 0, 0, 0, 0)))
+    def fileno(self) -> int:
+        return -1
+
+
+class _Process(WorkerProcess):
+    """A process that is told to end, and nothing else."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self.lines = set()
+        self.reason = ""
+        self._stream = stream
+
+    def connect(self) -> Any:
+        return self._stream
+
+    def kill(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def end(self) -> None:
+        self.reason = self.reason or "it closed its socket"
+
+    def clear(self, lines: Any, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
+class _Loop(asyncio.AbstractEventLoop):
+    """A loop on which nothing runs."""
+
+    def create_future(self) -> Any:
+        return asyncio.Future(loop=self)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, *args: Any, **options: Any) -> Any: ...
+
+    def add_reader(self, *args: Any) -> None: ...
+
+    def remove_reader(self, *args: Any) -> bool:
+        return True
+
+
+_loop = _Loop()
+LONGEST = 1 << 20  # bytes of a message to or from a worker: longer ones would only take memory
+_ROOM = Block(4096, 256, memoryview(bytes(256)))
+_FROM_WORKER = (
+    WorkerReady({"m": 64}),
+    WorkerBroken("no"),
+    WorkerClosed(),
+    BatchResult(1, [[TensorPart("y", "FP32", (1, 2), memoryview(bytes(8)))], "no"], Timing(0, 0, 0, 0, 0, 0)),
+    BatchResult(2**40, [[TensorPart("y", "FP32", (1, 2), None, 4096, 8)]], Timing(1e300, 0, 0, 0, 0, 0)),
 )
+_ENCODED = [bytes(encode_message(message)) for message in _FROM_WORKER]
+_to_server = msgspec.msgpack.Decoder(ToWorker)
 
 
 def worker_protocol(rng: random.Random) -> None:
-    inbox = Inbox(cast(Any, _Stream(mutated(_MESSAGES, rng), rng)))
+    """A connection takes what it can read of a worker's bytes, and ends the worker where it cannot."""
+    stream = _Stream(mutated(b"".join(rng.choices(_ENCODED, k=rng.randint(1, 4))), rng), rng)
+    process = _Process(stream)
+
+    def answered(line: object, answer: BatchResult, size: int) -> None:
+        for parts in answer.requests:
+            for part in () if isinstance(parts, str) else parts:
+                tensor = tensor_of(part, _ROOM)
+                assert len(tensor.data) <= size + 256
+
+    asyncio._set_running_loop(_loop)
     try:
-        while True:
-            while (message := inbox.take()) is not None:
-                rng.choice(_decoders).decode(message)
-            if len(inbox._buffer) > 1 << 20:
-                return  # it waits for a long message, which will not come
-            if not inbox.fill():
-                return
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, WorkerError, MemoryError):
+        line = WorkerConnection(process, answered=answered)
+        for _ in range(10_000):
+            if process.reason:
+                break
+            line.receive()
+    finally:
+        asyncio._set_running_loop(None)
+    assert process.reason, "its end was never noticed"
+    try:
+        _to_server.decode(stream.data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
 
 
 TARGETS: dict[str, Callable[[random.Random], None]] = {
     "framing": framing,
+    "http-answers": http_answers,
     "http-json": http_json,
     "http-binary": http_binary,
     "grpc": grpc_messages,
@@ -264,24 +472,32 @@ TARGETS: dict[str, Callable[[random.Random], None]] = {
 }
 
 
-def fuzz(target: str, count: int, seed: int) -> None:
-    """Try `count` inputs from a seed on. Raises AssertionError that names the one that failed."""
-    for number in range(seed, seed + count):
-        try:
-            TARGETS[target](random.Random(number))  # noqa: S311  # to be repeated, not to be secret
-        except Exception as error:
-            raise AssertionError(f"{target}, seed {number}: {error!r}") from error
+def failures(target: str, count: int, seed: int) -> list[str]:
+    """Try `count` inputs from a seed on, until one fails; return what failed, with its seed."""
+    with mock.patch.object(wire, "MAX_MESSAGE", LONGEST):
+        for number in range(seed, seed + count):
+            try:
+                TARGETS[target](random.Random(number))  # noqa: S311  # to be repeated, not to be secret
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is a finding
+                return [f"{target}, seed {number}: {error!r}"]
+    return []
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000, help="Inputs for each target")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the first input")
     parser.add_argument("--target", choices=TARGETS, action="append", help="Target to fuzz; all by default")
     options = parser.parse_args()
+    found = []
     for target in options.target or TARGETS:
-        fuzz(target, options.count, options.seed)
-        sys.stdout.write(f"{target}: {options.count} inputs from seed {options.seed}, no failure\n")
+        begun = time.process_time()
+        failed = failures(target, options.count, options.seed)
+        each = (time.process_time() - begun) / options.count * 1e6
+        told = failed[0] if failed else f"no failure, {each:.0f} µs each"
+        sys.stdout.write(f"{target}: {options.count} inputs from seed {options.seed}: {told}\n")
+        found += failed
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ HTTP_ROUTES = [
 
 
 def may(token: str | None, permission: str) -> int | None:
-    """Return the status with which a caller is turned away, None where it is not."""
+    """Return the status with which a caller is rejected, None where it is not."""
     if permission == "public":
         return None
     role = ROLES.get(token or "")

@@ -10,6 +10,7 @@ import pytest
 from cotenant.live.http import HttpServer
 from tests.live.stub import StubCore
 from tests.live.test_http import INFER, ONE, Wire, request
+from tests.security.fuzz import ours
 from tests.security.server import ORDINARY, Served, post, read_response
 
 BODY = json.dumps({"inputs": [ONE]}).encode()
@@ -136,3 +137,12 @@ def test_connect_is_refused_and_closes(wire: Wire) -> None:
 def test_lists_on_several_lines_are_one(wire: Wire) -> None:
     wire.say(head("Connection: keep-alive", "Connection: close", "Accept: a", "Accept: b", LENGTH) + BODY)
     assert wire.answers[0].status == 200 and wire.closed
+
+
+def test_body_in_very_many_chunks_is_one_body() -> None:
+    """Neither its chunks nor its trailer lines are kept, on a stack or elsewhere."""
+    count = 200_000
+    body = b"1\r\n \r\n" * count + b"0\r\n\r\n"
+    data = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + body
+    requests, ended = ours(StubCore(), data, 1 << 16)
+    assert [len(each) for _, _, each in requests] == [count] and not ended

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
 from tests.live.stub import StubCore
 from tests.security import fuzz
 
-COUNT = 1500
+COUNTS = {
+    "framing": 20_000,  # h11 takes most of the time
+    "http-answers": 50_000,
+    "http-json": 200_000,
+    "http-binary": 200_000,
+    "grpc": 200_000,
+    "worker-protocol": 200_000,
+}
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_fuzzed_input_is_served_or_refused(target: str) -> None:
-    fuzz.fuzz(target, COUNT, seed=0)
+    failures = fuzz.failures(target, COUNTS[target], seed=0)
+    assert failures == []
 
 
 def test_failure_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +32,8 @@ def test_failure_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError("x")
 
     monkeypatch.setitem(fuzz.TARGETS, "grpc", breaks)
-    with pytest.raises(AssertionError, match=r"^grpc, seed \d+: KeyError\('x'\)"):
-        fuzz.fuzz("grpc", 1000, seed=0)
+    (failure,) = fuzz.failures("grpc", 1000, seed=0)
+    assert re.match(r"grpc, seed \d+: KeyError\('x'\)", failure)
 
 
 def test_bytes_behind_a_shorter_body_are_no_part_of_it() -> None:

@@ -16,7 +16,7 @@ from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, LaneModel, LaneSpec, Ready, Reply
 from cotenant.worker import wire
-from cotenant.worker.wire import BatchResult, TensorPart, Timing, encode_message
+from cotenant.worker.wire import BatchResult, TensorPart, Timing, WorkerReady, encode_message
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
 from tests.security.server import ORDINARY, Served
 
@@ -116,6 +116,7 @@ GARBAGE = {
     "a message of 2^63 bytes": b"\0\0\0\0\0\0\0\x80",
     "another batch": bytes(encode_message(BatchResult(77, [[]], TIMING))),
     "two answers to one request": bytes(encode_message(BatchResult(1, [[], []], TIMING))),
+    "ready a second time": bytes(encode_message(WorkerReady({}))),
     "an output outside its room": bytes(encode_message(BatchResult(1, [[OUTSIDE]], TIMING))),
 }
 

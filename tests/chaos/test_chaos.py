@@ -1,0 +1,63 @@
+"""Faults by seed: whatever happens to workers, devices, callers, plans and the clock, each request ends once and in
+time, no lane stays busy, and capacity comes back. `make chaos` plays more seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from cotenant.live.pool import Pool
+from tests.chaos.schedule import BATCH_FAULTS, START_FAULTS, SYSTEM_FAULTS, Schedule, make, shrink
+from tests.chaos.world import failure, play
+
+SEEDS = 1000
+AT_ONCE = 100
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
+def test_faults_of_any_seed_leave_everything_answered_and_available(first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        found = failure(make(seed))
+        assert not found, found
+
+
+def test_schedules_have_every_kind_of_fault() -> None:
+    kinds: Counter[tuple[str, str]] = Counter()
+    for seed in range(SEEDS):
+        kinds.update((step.what, step.how) for step in make(seed).steps if step.what != "request")
+    named = {("batch", how) for how in BATCH_FAULTS} | {("start", how) for how in START_FAULTS}
+    named |= {("system", how) for how in SYSTEM_FAULTS}
+    named |= {(what, "") for what in ("kill", "hang-up", "lose", "jump", "full", "plan", "unload", "abort", "revive")}
+    assert all(kinds[kind] >= 20 for kind in named), kinds
+
+
+def test_schedule_that_is_played_again_is_the_same_run() -> None:
+    for seed in range(10):
+        once, again = play(make(seed)), play(make(seed))
+        assert once.told == again.told and len(once.told) > 10
+
+
+def test_failure_names_its_seed_and_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that forgets the end of one lane's workers."""
+    report = Pool._exited
+
+    def forgetful(self: Pool, workers: object, reason: str) -> None:
+        report(self, [worker for worker in workers if worker.lane.name.slot != 0], reason)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Pool, "_exited", forgetful)
+    found = next(text for seed in range(100) if (text := failure(make(seed))))
+    first, _, rest = found.partition("\n")
+    told, seed, *steps = rest.splitlines()
+    assert first and told.startswith("The shortest schedule that fails") and seed.startswith("seed ")
+    assert 1 <= len(steps) <= 4, found
+
+
+def test_shrunk_schedule_has_only_what_fails() -> None:
+    def fails(schedule: Schedule) -> bool:
+        whats = [step.what for step in schedule.steps]
+        return whats.count("request") >= 2 and "plan" in whats
+
+    long = msgspec.structs.replace(make(3), steps=make(3).steps + make(4).steps + make(5).steps)
+    assert sorted(step.what for step in shrink(long, fails).steps) == ["plan", "request", "request"]
