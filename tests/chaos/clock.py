@@ -6,7 +6,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple
+
+_Args = TypeVarTuple("_Args")
+_Result = TypeVar("_Result")
 
 CALL = 0.0031  # seconds that a call in an executor takes
 
@@ -45,8 +49,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The machine or the process slept: all timers of that time are due at once."""
         self.now += seconds
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        future = self.create_future()
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Args], _Result], *args: *_Args
+    ) -> asyncio.Future[_Result]:
+        future: asyncio.Future[_Result] = self.create_future()
 
         def call() -> None:
             if future.cancelled():

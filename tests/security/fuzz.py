@@ -404,11 +404,11 @@ class _Process(WorkerProcess):
         self.reason = self.reason or reason
 
 
-class _Loop(asyncio.AbstractEventLoop):
+class _Loop:
     """A loop on which nothing runs."""
 
     def create_future(self) -> Any:
-        return asyncio.Future(loop=self)
+        return asyncio.Future(loop=cast(Any, self))
 
     def get_debug(self) -> bool:
         return False
@@ -421,7 +421,7 @@ class _Loop(asyncio.AbstractEventLoop):
         return True
 
 
-_loop = _Loop()
+_loop = cast(Any, _Loop())
 LONGEST = 1 << 20  # bytes of a message to or from a worker: longer ones would only take memory
 _ROOM = Block(4096, 256, memoryview(bytes(256)))
 _FROM_WORKER = (
