@@ -60,15 +60,16 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """answered: by kind of request and outcome. lost: requests without an answer. wrong: answers that are not right.
-    faults: by kind. growth: by process and figure. exit_status: of the server after SIGTERM. left: its processes after
-    that."""
+    """answered: by kind of request and outcome. lost: requests without an answer. wrong: answers that are not right, or
+    errors that say nothing; examples: of both. faults: by kind. growth: by process and figure. exit_status: of the
+    server after SIGTERM. left: its processes after that. tracebacks: in its log."""
 
     minutes: float
     requests: int
     answered: dict[str, int]
-    lost: list[str]
-    wrong: list[str]
+    lost: int
+    wrong: int
+    examples: list[str]
     faults: dict[str, int]
     growth: dict[str, Growth]
     exit_status: int
@@ -242,8 +243,9 @@ async def run(pid: int, addresses: dict[str, str], root: Path, minutes: float, r
         minutes=minutes,
         requests=callers.sent,
         answered=dict(sorted(callers.answered.items())),
-        lost=callers.lost[:20],
-        wrong=callers.wrong[:20],
+        lost=len(callers.lost),
+        wrong=len(callers.wrong),
+        examples=callers.lost[:10] + callers.wrong[:10],
         faults=dict(faults.counts),
         growth=growth(samples),
         exit_status=0,
@@ -295,7 +297,7 @@ def main() -> None:
             for name, each in result.growth.items()
         )
         print(
-            f"{result.requests} requests in {result.minutes:g} min, {len(result.lost)} lost and {len(result.wrong)} "
+            f"{result.requests} requests in {result.minutes:g} min, {result.lost} lost and {result.wrong} "
             f"wrong; faults {result.faults}; answers {result.answered}; {grown}; exit status {result.exit_status}, "
             f"{result.left} processes left, {result.tracebacks} tracebacks; load average {result.load_average:.1f}"
         )

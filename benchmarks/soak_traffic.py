@@ -18,8 +18,10 @@ from cotenant.protocol import messages
 PATIENCE = 90.0  # seconds after which a request without an answer is lost
 WIDTH = 16_384  # floats in a row of the wide model: large enough for the arena
 SERVICE = "/inference.GRPCInferenceService/"
-# Statuses that tell a caller of a valid request why it has no answer: the model is unloaded or loading, the server has
-# no time, the deadline passed.
+IDLE = 30.0  # seconds after which a connection is not used again: the server closes those that are idle for 75
+# What tells a caller of a valid request why it has no answer: the model is unloaded or loading, the server has no time,
+# the deadline passed; or its worker was killed when there was no time to try again.
+DIED = "its worker died"
 REASONS = {404, 429, 503, 504}
 CODES = {
     grpc.StatusCode.NOT_FOUND,
@@ -50,7 +52,7 @@ class Callers:
         self.wrong: list[str] = []
         self._http = addresses["http"].rsplit(":", 1)
         self._rng = rng
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._images: Any = None  # the answer to the one picture that is asked for
         self._address = addresses["grpc"]
@@ -64,7 +66,7 @@ class Callers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
-        for _, writer in self._idle:
+        for _, _, writer in self._idle:
             writer.close()
 
     async def call(self, seconds: float, rate: float) -> None:
@@ -108,8 +110,7 @@ class Callers:
 
     async def _ask(self, path: str, body: bytes, *lines: str) -> tuple[int, bytes, int]:
         """Post a body; return the status, the answer's body, and the length of its JSON part."""
-        connection = self._idle.pop() if self._idle else await asyncio.open_connection(*self._http)
-        reader, writer = connection
+        reader, writer = await self._connection()
         head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *lines, "", ""]
         try:
             writer.write("\r\n".join(head).encode() + body)
@@ -121,8 +122,17 @@ class Callers:
         if headers.get("connection") == "close" or len(self._idle) >= 8:
             writer.close()
         else:
-            self._idle.append(connection)
+            self._idle.append((asyncio.get_running_loop().time(), reader, writer))
         return status, answer, int(headers.get("inference-header-content-length", len(answer)))
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            since, reader, writer = self._idle.pop()
+            if now - since < IDLE and not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection(*self._http)
 
     @staticmethod
     async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -136,7 +146,7 @@ class Callers:
             if right():
                 return "ok"
             self.wrong.append(f"200: {answer[:200]!r}")
-        elif status not in REASONS or not json.loads(answer)["error"]:
+        elif not (reason := json.loads(answer)["error"]) or (status not in REASONS and DIED not in reason):
             self.wrong.append(f"{status}: {answer[:200]!r}")
         return str(status)
 
@@ -221,7 +231,8 @@ class Callers:
         return "ok"
 
     def _error(self, error: Any) -> str:
-        if error.code() not in CODES or not error.details():
+        reason = error.details() or ""
+        if not reason or (error.code() not in CODES and DIED not in reason):
             self.wrong.append(f"grpc: {error.code()}: {error.details()}")
         return str(error.code().name)
 

@@ -102,7 +102,7 @@ def make(seed: int) -> Schedule:
     )
 
 
-def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], attempts: int = 400) -> Schedule:
+def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], attempts: int = 120) -> Schedule:
     """Return a schedule that still fails, and from which no step can be left out, as far as `attempts` runs tell."""
     size = len(schedule.steps) // 2
     while size and attempts > 0:
