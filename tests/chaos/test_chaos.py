@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from cotenant.live.pool import Pool
+from cotenant.runtime import lane
 from tests.chaos.schedule import BATCH_FAULTS, START_FAULTS, SYSTEM_FAULTS, Schedule, make, shrink
 from tests.chaos.world import failure, play
 
@@ -39,18 +39,13 @@ def test_schedule_that_is_played_again_is_the_same_run() -> None:
 
 
 def test_failure_names_its_seed_and_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool that forgets the end of one lane's workers."""
-    report = Pool._exited
-
-    def forgetful(self: Pool, workers: object, reason: str) -> None:
-        report(self, [worker for worker in workers if worker.lane.name.slot != 0], reason)  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(Pool, "_exited", forgetful)
+    """A dispatcher that waits far too long for a batch that does not end."""
+    monkeypatch.setattr(lane, "MIN_GRACE", 10.0)
     found = next(text for seed in range(100) if (text := failure(make(seed))))
-    first, _, rest = found.partition("\n")
-    told, seed, *steps = rest.splitlines()
-    assert first and told.startswith("The shortest schedule that fails") and seed.startswith("seed ")
-    assert 1 <= len(steps) <= 4, found
+    first, told, seed_line, *steps = found.splitlines()
+    assert "after its deadline" in first and told.startswith("The shortest schedule that fails")
+    assert seed_line.startswith("seed ") and 2 <= len(steps) <= 4, found
+    assert sum("request" in step for step in steps) == 1
 
 
 def test_shrunk_schedule_has_only_what_fails() -> None:

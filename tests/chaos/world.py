@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import random
 import traceback
 from collections import deque
@@ -263,6 +264,18 @@ class Run:
         self.ended: dict[int, RolloutOutcome] = {}
         self.taken: list[object] = []  # blocks of the arena
         self.told: list[str] = []  # to the orchestrator, and when
+
+    def close(self) -> None:
+        """Close what a run that failed has left open."""
+        for process in self.machine.processes:
+            process.exit(-9)
+        if not hasattr(self, "control"):
+            return  # it did not begin
+        for line in self.control.pool._workers:
+            line._connection.close()
+        for held in self.control.pool._processes:
+            held._connection.close()
+            os.close(held._output)
 
     def problem(self, text: str) -> None:
         self.problems.append(f"{self.loop.now:.3f} s: {text}")
@@ -526,8 +539,7 @@ def play(schedule: Schedule) -> Run:
     finally:
         logger.removeHandler(log)
         logger.propagate = propagate
-        for process in run.machine.processes:
-            process.exit(-9)
+        run.close()
         loop.close()
     run.problems += log.unexpected + loop.problems
     return run

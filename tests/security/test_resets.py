@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,13 +13,14 @@ import pytest
 from cotenant.errors import CancelledError, RequestError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.runtime.events import Died
-from tests.security.server import Served, post
+from tests.live.stub import running
+from tests.security.server import PATIENCE, Served, post
 from tests.security.test_lanes import LANE, TIMING, Counting, driven
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADERS, RESET, SETTINGS, PING = 1, 3, 4, 6
 END_HEADERS = 4
-GROWTH = 32 << 20  # bytes of memory that the resets together may cost
+GROWTH = 128 << 20  # bytes: 5,000 calls that were kept would take more
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -41,24 +43,40 @@ def head(method: str) -> bytes:
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
-def test_streams_that_are_reset_at_once_cost_little_and_stop_nothing(server: Served, method: str) -> None:
+def open_and_reset(address: str, method: str) -> None:
+    """Open five connections, and on each a thousand streams that are reset at once."""
     opened = b"".join(
         frame(HEADERS, END_HEADERS, stream, head(method)) + frame(RESET, 0, stream, b"\0\0\0\x08")
         for stream in range(1, 2001, 2)
     )
-    before = server.resident()
+    host, port = address.split(":")
     for _ in range(5):
-        with server.connect(server.grpc) as sock:
-            sock.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
             try:
+                sock.sendall(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
                 sock.sendall(opened + frame(PING, 0, 0, bytes(8)))
                 while sock.recv(1 << 16):
                     sock.settimeout(0.2)
             except (TimeoutError, ConnectionError):
                 continue  # it has nothing more to say, or has had enough of this caller
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
+def test_streams_that_are_reset_at_once_cost_little_and_stop_nothing(server: Served, method: str) -> None:
+    before = server.resident()
+    open_and_reset(server.grpc, method)
     assert server.serves()
     assert server.resident() - before < GROWTH
+
+
+def test_calls_that_are_reset_leave_nothing_that_runs() -> None:
+    with running() as front_ends:
+        before = front_ends.call(lambda: len(asyncio.all_tasks()))
+        open_and_reset(front_ends.rpc, "ModelInfer")
+        most = time.monotonic() + PATIENCE
+        while (after := front_ends.call(lambda: len(asyncio.all_tasks()))) > before and time.monotonic() < most:
+            time.sleep(0.05)
+        assert after <= before and not front_ends.core.held
 
 
 def test_callers_that_leave_at_once_stop_nothing(server: Served) -> None:
