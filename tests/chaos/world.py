@@ -175,8 +175,8 @@ class VirtualDriver(ControlDriver):
 
     def make_pool(self, backend: Backend, arena: Arena, batches: BatchListener, warm_workers: int) -> Pool:
         made = super().make_pool(backend, arena, batches, warm_workers)
-        made._descriptors.close()
-        made._descriptors = DescriptorReserve(0)  # real files are not what is scarce here
+        made.processes.descriptors.close()
+        made.processes.descriptors = DescriptorReserve(0)  # real files are not what is scarce here
         return made
 
 
@@ -273,7 +273,7 @@ class Run:
             return  # it did not begin
         for line in self.control.pool._workers:
             line._connection.close()
-        for held in self.control.pool._processes:
+        for held in self.control.pool.processes._running:
             held._connection.close()
             os.close(held._output)
 
@@ -485,7 +485,7 @@ class Run:
             raise ViolationError(f"{len(alive)} processes are left after the server stopped")
         if self.backend.opened:
             raise ViolationError(f"partitions {sorted(self.backend.opened)} are left open")
-        if self.control.pool._flights or self.control.pool._workers or self.control.pool._processes:
+        if self.control.pool._flights or self.control.pool._workers or self.control.pool.processes._running:
             raise ViolationError("the pool keeps workers after the server stopped")
         if self.driver._callers or self.driver._split or self.driver._running:
             raise ViolationError("the driver keeps requests after the server stopped")
