@@ -2,7 +2,7 @@
 
 `python -m benchmarks.linear [--json]`
 
-Each kind of hostile input is read at one size and at `TIMES` that size, within the limits that a server has: requests by
+Each kind of hostile input is read at one size and at `TIMES` that size, within a server's limits: requests by
 the HTTP front end with a core that answers at once, messages of gRPC and of workers by what reads them. Reported is the
 processor time at the larger size over that at the smaller, divided by the ratio of the sizes: 1 is linear, `TIMES` is
 quadratic. Exits with 1 above `LIMIT`.
