@@ -42,7 +42,13 @@ class IdentityCore:
     def allocate(self, size: int) -> None:
         """Allocate nothing: tensors are sent inline."""
 
-    def infer(self, request: InferRequest, done: Done) -> int:
+    def would_reject(self, model: str, version: str, lost: float) -> bool:
+        return False
+
+    def reject_unread(self, model: str, waited: float) -> None:
+        """Count nothing."""
+
+    def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         (x,) = request.inputs
         y = Tensor("y", x.datatype, x.shape, x.data)
         done(InferResponse(model="identity", version="1", id=request.id, outputs=(y,)))

@@ -1,92 +1,131 @@
-"""Measure goodput, rejections and memory at three times the planned rate.
+"""Measure goodput and the latency of rejections while callers offer more than the server can serve.
 
-Open-loop Poisson arrivals to the model of `sleep_model`, at the planned rate and at three times that. Repeated with a
-model 3 and 10 times slower, with SLOs as much longer: overload limited by the model, and by the CPU. `--seconds N`:
-duration of each run, 60 by default.
+The model of `sleep_model`, which serves at most 4,444 requests/s. Open loop: Poisson arrivals at `--factors` times that,
+sent when they are due whatever the server does (`caller.c`); closed loop: `--callers` that ask again as soon as they
+are answered, rejections included. The callers have the last core for themselves, and server and workers the others,
+unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow. `--seconds N`:
+duration of each run, 20 by default.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import msgspec
-import uvloop
 
 from benchmarks.harness import SMALL, cotenant, memory, processor_time, show
 from benchmarks.sleep_model import ceiling, sleeper
-from cotenant.core.model import Model
-from cotenant.live.load_generator import RequestBody, generate_load
-from cotenant.measure.report import ModelReport, Report
-from cotenant.workload import Workload
-from cotenant.workload.arrivals import generate_arrivals
 
-OVERLOAD = 3.0
-FACTORS = (10.0, 3.0, 1.0)
-SETTLED = 10.0  # seconds after which memory should be constant
+WARM_UP = 2.0  # seconds at the planned rate, before anything counts
+CONNECTIONS = 4000  # open at once, at most, in an open loop
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold a run.
+class Ends(msgspec.Struct, frozen=True, kw_only=True):
+    """How the requests of a run ended, as `caller.c` prints it. within: served within the target. Latencies are in ms,
+    from when the request was due; lag_p99: how late requests were sent, for want of processor time of the caller."""
 
-    lag: p99 send lag in seconds; busy: processors that the server used; growth: relative growth of its memory after the
-    start.
-    """
-
-    seen: ModelReport
-    lag: float
-    busy: float
-    growth: float
-
-
-async def run(pid: int, url: str, slo: float, rate: float, seconds: float) -> Run:
-    held: list[int] = []
-
-    def note(report: Report) -> None:
-        if not held or report.seconds <= SETTLED:
-            held[:] = [memory(pid)]
-
-    used = processor_time(pid)
-    models = [Model(name="sleeper", slo=slo)]
-    arrivals = generate_arrivals(Workload.poisson({"sleeper": rate}), seconds, seed=0)
-    report = await generate_load(url, models, {"sleeper": RequestBody(content=SMALL)}, arrivals, seconds, on_tick=note)
-    return Run(
-        seen=report.models[0],
-        lag=report.lag or 0.0,
-        busy=(processor_time(pid) - used) / seconds,
-        growth=memory(pid) / held[0] - 1,
-    )
+    sent: int
+    served: int
+    within: int
+    rejected: int
+    other: int
+    failed: int
+    unanswered: int
+    connects: int
+    served_p50: float
+    served_p99: float
+    rejected_p50: float
+    rejected_p99: float
+    rejected_max: float
+    lag_p99: float
+    cpu: float
 
 
-def measure(factor: float, seconds: float) -> None:
-    rate = ceiling(factor)
-    model = sleeper(factor)
-    with cotenant({"sleeper": model}, backend="fake") as (pid, url):
-        uvloop.run(run(pid, url, model.slo, rate, min(seconds, 2.0)))
-        fair, over = (uvloop.run(run(pid, url, model.slo, rate * times, seconds)) for times in (1.0, OVERLOAD))
-    ratio = over.seen.goodput / fair.seen.goodput
-    rejection = over.seen.rejection_p99 or 0.0
+class Caller:
+    """Compile the caller, and run it against a server. cores: those that it may use."""
+
+    def __init__(self, folder: Path, url: str, slo: float, cores: set[int]) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            sys.exit("this benchmark compiles its load generator, and finds no C compiler; try: apt-get install gcc")
+        self._program = folder / "caller"
+        source = Path(__file__).with_name("caller.c")
+        subprocess.run([compiler, "-O2", "-o", str(self._program), str(source), "-lm"], check=True)
+        self._port = url.rpartition(":")[2]
+        self._request = folder / "request"
+        head = f"POST /v2/models/sleeper/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(SMALL)}\r\n\r\n"
+        self._request.write_bytes(head.encode() + SMALL)
+        self._slo = slo
+        self._cores = cores
+
+    def run(self, seconds: float, connections: int, rate: float = 0.0) -> Ends:
+        """Offer that many requests/s, or, at rate 0, let each connection ask again as soon as it is answered."""
+        words = (self._port, self._request, self._slo * 1e3, seconds, connections, rate, 1)
+        done = subprocess.run(
+            [str(self._program), *map(str, words)],
+            check=True,
+            capture_output=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
+        )
+        return msgspec.json.decode(done.stdout, type=Ends)
+
+
+def measure(slower: float, factors: list[float], callers: list[int], seconds: float, *, shared: bool) -> None:
+    cores = os.sched_getaffinity(0)
+    own = cores if shared else {max(cores)}
+    if not shared:
+        if len(cores) < 2:
+            sys.exit("there is no core for the callers alone; try --shared")
+        os.sched_setaffinity(0, cores - own)  # what the server inherits
+    with cotenant({"sleeper": sleeper(slower)}, backend="fake") as (pid, url), tempfile.TemporaryDirectory() as folder:
+        caller = Caller(Path(folder), url, sleeper(slower).slo, own)
+        most = ceiling(slower)
+        caller.run(WARM_UP, 512, most)
+        for factor in factors:
+            report(pid, f"{factor:g}", caller, seconds, CONNECTIONS, factor * most, most)
+        for count in callers:
+            report(pid, f"{count} callers", caller, seconds, count, 0.0, most)
+    os.sched_setaffinity(0, cores)
+
+
+def report(pid: int, name: str, caller: Caller, seconds: float, connections: int, rate: float, most: float) -> None:
+    before, used = memory(pid), processor_time(pid)
+    ends = caller.run(seconds, connections, rate)
+    busy = (processor_time(pid) - used) / seconds
+    goodput = ends.within / seconds
+    growth = memory(pid) / before - 1
     show(
-        f"overload/{factor:g}",
-        f"goodput {fair.seen.goodput:,.0f}/s of {fair.seen.offered:,.0f}/s, and {over.seen.goodput:,.0f}/s of "
-        f"{over.seen.offered:,.0f}/s ({ratio:.1%}); rejection p99 {rejection * 1e3:.1f} ms; memory grew by "
-        f"{over.growth:.1%}; the server used {over.busy:.2f} processors; send lag p99 {over.lag * 1e3:.1f} ms",
-        goodput=fair.seen.goodput,
-        goodput_overload=over.seen.goodput,
-        ratio=ratio,
-        rejection_p99_ms=rejection * 1e3,
-        memory_growth=over.growth,
-        busy=over.busy,
-        lag_p99_ms=over.lag * 1e3,
+        f"overload/{name}",
+        f"goodput {goodput:,.0f}/s of {ends.sent / seconds:,.0f}/s ({goodput / most:.1%} of the ceiling of {most:,.0f}); "
+        f"rejected {ends.rejected / seconds:,.0f}/s, p50 {ends.rejected_p50:.1f}, p99 {ends.rejected_p99:.1f}, at most "
+        f"{ends.rejected_max:.0f} ms; late {ends.served - ends.within}, broken {ends.failed + ends.other}, unanswered "
+        f"{ends.unanswered}; the server used {busy:.2f} processors, its memory grew by {growth:.1%}; send lag p99 "
+        f"{ends.lag_p99:.1f} ms",
+        goodput=goodput,
+        ceiling=most,
+        ratio=goodput / most,
+        busy=busy,
+        memory_growth=growth,
+        **msgspec.structs.asdict(ends),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--factors", type=float, nargs="*", default=[1.0, 3.0, 10.0])
+    parser.add_argument("--callers", type=int, nargs="*", default=[512, 4000])
+    parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--shared", action="store_true")
     parser.add_argument("--json", action="store_true")
-    seconds = parser.parse_args().seconds
-    for factor in FACTORS:
-        measure(factor, seconds)
+    asked = parser.parse_args()
+    measure(asked.slower, asked.factors, asked.callers, asked.seconds, shared=asked.shared)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
 from cotenant.live.event_log import EventLog
+from cotenant.live.oip import rejection
 from cotenant.live.split_tensors import SplitTensors
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
@@ -192,6 +193,18 @@ class Driver:
             self._tracer.arrived(request, trace)
         self.feed(Arrived(request))
         return request_id
+
+    def would_reject(self, model: str, *, within: float) -> bool:
+        """Return whether a request of one row to be answered `within` seconds would be rejected now, as too late."""
+        now = self._clock()
+        return self._dispatcher.would_reject(model, now + within - self._writing, now)
+
+    def reject_unread(self, model: str, waited: Sequence[float], reason: str) -> None:
+        """Count requests that were rejected before they were read, each so many seconds after it came."""
+        now = self._clock()
+        self.arrived[model] += len(waited)
+        requests = tuple([Request(0, model, now - seconds, now) for seconds in waited])
+        self._observer.ended(Reply(requests, Outcome.REJECTED, reason), now)
 
     def cancel(self, request_id: int) -> None:
         if request_id in self._callers:
@@ -378,8 +391,7 @@ def _error(request: Request, reply: Reply) -> RequestError:
     """Return the error for a caller whose request was not served."""
     match reply.outcome:
         case Outcome.REJECTED:
-            text = f"request for model '{request.model}' rejected: {reply.reason}"
-            return UnavailableError(text, retry_after=reply.retry_after)
+            return UnavailableError(rejection(request.model, reply.reason), retry_after=reply.retry_after)
         case Outcome.EXPIRED:
             return UnavailableError(f"request for model '{request.model}' expired: {reply.reason}")
         case Outcome.CANCELLED:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
 
 from cotenant.errors import RequestError, UnavailableError
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
-from cotenant.live.oip import Done, InferRequest, InferResponse
+from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
 
@@ -25,20 +26,20 @@ class InferenceService:
         self._driver = driver
         self._rollouts = rollouts
         self._polled = 0.0  # when the workers were last polled on behalf of a request
+        self._unread: defaultdict[str, list[float]] = defaultdict(
+            list
+        )  # rejected unread, by model: how long they waited
 
-    def infer(self, request: InferRequest, done: Done) -> int:
+    def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         """Submit a request and return its id; `done` is called once, perhaps before this returns.
 
-        Its deadline is the least of its timeout (else the model's target) and its caller's patience. Raises
-        UnavailableError while the server does not accept requests.
+        Its deadline is the least of its timeout (else the model's target) and its caller's patience, less what is lost
+        in the front end. Raises UnavailableError while the server does not accept requests.
         """
         state = self._state
         if not state.accepting:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
-        now = time.monotonic()
-        if now - self._polled > POLL_INTERVAL:
-            self._polled = now
-            self._rollouts.poll()
+        self._poll()
         offered = state.deployment.offered[request.model]
         info, model = offered.info, offered.model
 
@@ -55,11 +56,39 @@ class InferenceService:
             within=min(
                 model.slo if request.timeout is None else request.timeout,
                 math.inf if request.patience is None else request.patience,
-            ),
+            )
+            - lost,
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
             priority=request.priority,
             trace=request.traceparent,
         )
+
+    def would_reject(self, model: str, version: str, lost: float) -> bool:
+        """Return whether a request of one row would be rejected now, with `lost` seconds less than the model's target.
+        False where a front end is to read it in any case, for want of a lane or of a model to ask about."""
+        offered = self._state.deployment.offered.get(model)
+        if offered is None or offered.ensemble is not None or version not in ("", offered.info.version):
+            return False
+        self._poll()
+        return self._state.accepting and self._driver.would_reject(model, within=offered.model.slo - lost)
+
+    def reject_unread(self, model: str, waited: float) -> None:
+        """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the
+        round of the event loop, with all others of the round."""
+        if not self._unread:
+            asyncio.get_running_loop().call_soon(self._count_unread)
+        self._unread[model].append(waited)
+
+    def _count_unread(self) -> None:
+        unread, self._unread = self._unread, defaultdict(list)
+        for model, waited in unread.items():
+            self._driver.reject_unread(model, waited, OVERLOADED)
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now - self._polled > POLL_INTERVAL:
+            self._polled = now
+            self._rollouts.poll()
 
     def cancel(self, request_id: int) -> None:
         """Cancel a request whose caller left. Harmless where it has ended."""

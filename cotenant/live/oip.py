@@ -135,8 +135,20 @@ class Core(Protocol):
         """Return a block of memory shared with workers (`worker.arena.Block`), or None where there is no room."""
         ...
 
-    def infer(self, request: InferRequest, done: Done) -> int:
-        """Submit a request and return its handle; `done` is called exactly once, perhaps before this returns."""
+    def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
+        """Submit a request and return its handle; `done` is called exactly once, perhaps before this returns.
+
+        lost: seconds of its target that the front end takes, before this call and after `done`.
+        """
+        ...
+
+    def would_reject(self, model: str, version: str, lost: float) -> bool:
+        """Return whether a request of one row, without a timeout of its own, would be rejected now, as it could not be
+        answered in what `lost` seconds leave of the model's target. False where that is not known."""
+        ...
+
+    def reject_unread(self, model: str, waited: float) -> None:
+        """Count a request that the front end has rejected without reading it, `waited` seconds after it came."""
         ...
 
     def cancel(self, handle: int) -> None:
@@ -147,6 +159,7 @@ class Core(Protocol):
 # What both front ends say of errors.
 
 UNEXPECTED = "an error in the server; its log says more"
+OVERLOADED = "the server is overloaded"
 
 _FOLDERS = re.compile(r"(?<![\w.:/%~-])/(?:[^\s/'\":,;]+/)+(?=[^\s/'\":,;])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -159,6 +172,11 @@ def public_message(error: CotenantError) -> str:
     if len(text) > MAX_ERROR:
         text = text[: MAX_ERROR - 1] + "…"
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), _FOLDERS.sub("", text))
+
+
+def rejection(model: str, reason: str = OVERLOADED) -> str:
+    """Return what the caller of a rejected request reads."""
+    return f"request for model '{model}' rejected: {reason}"
 
 
 # What both front ends answer without a model.

@@ -167,8 +167,14 @@ class Server:
     def allocate(self, size: int) -> Block | None:
         return self._arena.allocate(size)
 
-    def infer(self, request: InferRequest, done: Done) -> int:
-        return self._inference.infer(request, done)
+    def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
+        return self._inference.infer(request, done, lost=lost)
+
+    def would_reject(self, model: str, version: str, lost: float) -> bool:
+        return self._inference.would_reject(model, version, lost)
+
+    def reject_unread(self, model: str, waited: float) -> None:
+        self._inference.reject_unread(model, waited)
 
     def cancel(self, handle: int) -> None:
         self._inference.cancel(handle)

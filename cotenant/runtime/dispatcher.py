@@ -109,6 +109,14 @@ class Dispatcher:
             self._wake(lane, deadline, commands)
         return commands
 
+    def would_reject(self, model: str, deadline: float, now: float) -> bool:
+        """Return whether a request of one row would be rejected now, as no lane that is up finishes it by then."""
+        routes = self._routes.get(model)
+        if routes is None:
+            return False
+        queue, finish = routes.first(1, 0, deadline, now)
+        return queue is not None and finish > deadline
+
     def _admit_parts(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
         """Handle the arrival of a request that no lane finishes in time in one batch, the best of them at `finish`."""
         places: list[tuple[Queue, int]] = []

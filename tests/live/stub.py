@@ -40,7 +40,8 @@ def _identity(name: str, datatype: str, shape: tuple[int, ...] = (-1, -1), rows:
 
 class StubCore:
     """Each model answers its inputs, in order, as its outputs, but `held`, which waits for `release`, and those named
-    for how they end. Of the requests of the last, `cancelled` lists the handles."""
+    for how they end. Of the requests of the last, `cancelled` lists the handles. unread: requests that were rejected
+    unread, and how long they had waited; lost: what the others had lost of their targets."""
 
     def __init__(self) -> None:
         infos = [
@@ -74,6 +75,9 @@ class StubCore:
         self.log = {"log_file": "", "log_info": True, "log_verbose_level": 0, "log_format": "default"}
         self.trace: dict[str, Any] = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1"}
         self.is_ready = True
+        self.full: set[str] = set()  # models that have no time for another request
+        self.unread: list[tuple[str, float]] = []
+        self.lost: list[float] = []
 
     def live(self) -> bool:
         return True
@@ -149,8 +153,15 @@ class StubCore:
         self.blocks += 1
         return self.arena.allocate(size)
 
-    def infer(self, request: InferRequest, done: Done) -> int:
+    def would_reject(self, model: str, version: str, lost: float) -> bool:
+        return model in self.full
+
+    def reject_unread(self, model: str, waited: float) -> None:
+        self.unread.append((model, waited))
+
+    def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         self.handles += 1
+        self.lost.append(lost)
         self.requests.append(request)
         if request.model == "held":
             self.held[self.handles] = request, done

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.identity import LaneId
-from cotenant.core.request import Request
+from cotenant.core.request import Outcome, Request
 from cotenant.errors import UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.live.event_log import EventLog
@@ -178,3 +178,38 @@ def test_full_disk_ends_the_event_log_alone(caplog: pytest.LogCaptureFixture) ->
     assert answers == [(), ()]
     (record,) = caplog.records
     assert record.getMessage() == "the event log ends here, and cannot be replayed further: No space left on device"
+
+
+def test_request_rejected_unread_is_counted_as_arrived_and_rejected() -> None:
+    class Seen(Nobody):
+        replies: list[tuple[Reply, float]] = []  # noqa: RUF012  # of one test
+
+        def ended(self, reply: Reply, now: float) -> None:
+            self.replies.append((reply, now))
+
+    async def main() -> None:
+        driver = Driver(Dispatcher(), lambda *batch: None, Seen(), clock=lambda: 5.0, drained=lambda lane: None)
+        driver.reject_unread("m", [0.01, 0.02], "the server is overloaded")
+        ((reply, now),) = Seen.replies
+        assert (reply.outcome, reply.reason, now) == (Outcome.REJECTED, "the server is overloaded", 5.0)
+        assert [(request.model, request.arrived) for request in reply.requests] == [("m", 4.99), ("m", 4.98)]
+        assert driver.arrived == {"m": 2} and driver.in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_driver_would_reject_what_it_then_rejects() -> None:
+    async def main() -> None:
+        answers: list[object] = []
+        driver = Driver(Dispatcher(), lambda *batch: None, Nobody(), clock=lambda: 0.0, drained=lambda lane: None)
+        assert not driver.would_reject("m", within=1.0), "no lane: for another reason"
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LANE[0].id))
+        for within in (0.009, 0.011, 0.011, 0.021):
+            expected = driver.would_reject("m", within=within)
+            answers.clear()
+            driver.submit("m", (), answers.append, within=within)
+            assert [isinstance(answer, UnavailableError) for answer in answers] == [True] * expected
+        assert driver.in_flight == 2
+
+    asyncio.run(main())

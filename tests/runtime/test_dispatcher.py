@@ -538,7 +538,12 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
                 model = "mn"[pick % 2]
                 asked = Request(step, model, story.now, story.now + (pick % 297) / 1000, size, pick // 7 % 2)
                 story.arrived.add(step)
+                hopeless = story.dispatcher.would_reject(model, asked.deadline, story.now)
                 story.feed(Arrived(asked))
+                if asked.size == 1 and asked.priority == 0:
+                    _, _, commands = story.log[-1]
+                    reasons = [c.reason for c in commands if isinstance(c, Reply) and asked in c.requests]
+                    assert hopeless == (reasons == [words.TOO_LATE])
             case "finish" | "fail" | "bad" if running:
                 done = running[pick % len(running)]
                 batch = story.running.pop(done)

@@ -4,8 +4,9 @@ Not an ASGI server, for three things that ASGI cannot give: a request costs no t
 once, and its request is cancelled; and a large body is received straight into memory that workers share, so that no
 byte of it is copied in this process.
 
-Imports go one way: `response` and `encoding`, then `request_cycle` (one request and its response), `routes` (the URL
-table), `request_handler` (from a request to its handler), `connection` (parsing, flow control, time-outs), `server`.
+Imports go one way: `response`, `encoding` and `load_shedding` (what is rejected unread), then `request_cycle` (one
+request and its response), `routes` (the URL table), `unread` (requests by their heads), `request_handler` (from a
+request to its handler), `connection` (parsing, flow control, time-outs), `listener`, `server`.
 """
 
 from __future__ import annotations

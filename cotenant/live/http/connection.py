@@ -13,8 +13,9 @@ from cotenant.errors import RequestError
 from cotenant.live.http.request_cycle import PROXIED, RequestCycle
 from cotenant.live.http.request_handler import TOO_MUCH, RequestHandler
 from cotenant.live.http.response import EventStream, status_of
+from cotenant.live.http.unread import UnreadRequest
 from cotenant.live.limits import MAX_DIGITS, Limits
-from cotenant.live.oip import UNEXPECTED, public_message
+from cotenant.live.oip import UNEXPECTED, public_message, rejection
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent = 0
         self._unread = 0  # bytes of responses that the caller has not taken
         self._held = 0  # bytes of the body that is being received, as far as they are counted
+        self._rejected: UnreadRequest | None = None  # whose rejection has still to be sent
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._expect_request()
@@ -172,6 +174,10 @@ class Connection(asyncio.BufferedProtocol):
             elif self._filled == self._length:
                 self.on_message_complete()
                 self._expect_request()
+            return
+        if self._rejected is not None:
+            self._send_rejection()
+        if self._handler.shedder.read() and self._reject_unread(count):
             return
         self._progress = False
         try:
@@ -255,8 +261,11 @@ class Connection(asyncio.BufferedProtocol):
             raise _Rejected(413, f"a body of {self._length} bytes; at most {limits.body} are taken")
         if self._handler.access.authenticates and (self._length or b"transfer-encoding" in headers):
             self._check_access()
-        if self._length >= _MIN_DIRECT and b"content-encoding" not in headers:
-            self._allocate_body()
+        if self._length >= _MIN_DIRECT:
+            if self._handler.shedder.active:
+                self._shed_body()
+            if b"content-encoding" not in headers:
+                self._allocate_body()
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
                 raise _Rejected(417, "what this request expects is not known here; there is 100-continue")
@@ -270,6 +279,12 @@ class Connection(asyncio.BufferedProtocol):
             self._handler.admits(method, self._url, RequestCycle(self, method, self._url, self._headers))
         except RequestError as error:
             raise _Rejected(status_of(error), public_message(error)) from None
+
+    def _shed_body(self) -> None:
+        """Receive no large body that will be rejected for overload."""
+        route = self._handler.route(self._url)
+        if route is not None and route.infers and self._handler.sheds(route, b""):
+            raise _Rejected(503, rejection(route.model))
 
     def on_body(self, data: bytes) -> None:
         self._progress = True
@@ -385,7 +400,9 @@ class Connection(asyncio.BufferedProtocol):
         """Close the connection unless a request is being read or answered; a stream ends."""
         if self.transport is not None and self._pending and self._pending[0].stream is not None:
             self.transport.close()
-        if self.transport is not None and not self._pending and not self._in_head and not self._in_body:
+        if self._rejected is not None:
+            self._send_rejection()
+        elif self.transport is not None and not self._pending and not self._in_head and not self._in_body:
             self.transport.close()
 
     # Our own.
@@ -404,6 +421,29 @@ class Connection(asyncio.BufferedProtocol):
         if self.transport is not None and not self._write_blocked:
             self.transport.write(data)
             self._active = self._table.now
+
+    def _reject_unread(self, count: int) -> bool:
+        """Reject what was read if it is one whole inference request that is to be shed."""
+        if self._in_head or self._in_body or self._pending or self.transport is None or self._table.draining:
+            return False
+        data = bytes(self._table.buffer[:count])
+        request = self._handler.heads.find(data)
+        if request is None or not self._handler.sheds(request.route, data):
+            return False
+        self._rejected = request
+        self._handler.shedder.reject(self._send_rejection)
+        return True
+
+    def _send_rejection(self) -> None:
+        """Send the rejection of a request that was not read, unless that was done or the caller has left."""
+        request, self._rejected = self._rejected, None
+        if request is None or self.transport is None or self.transport.is_closing():
+            return
+        self._active = self._table.now
+        self.transport.write(request.response)
+        if request.closes or self._table.draining:
+            self._discarding = True
+            self.transport.close()
 
     def _check_version(self) -> None:
         """Reject a version that is not spoken here, and a request of HTTP/1.1 without a host."""
@@ -438,7 +478,8 @@ class Connection(asyncio.BufferedProtocol):
         self._discarding = self._cut_short = True
         self._in_head = self._in_body = self._direct = False
         self._drop_body()
-        self._last_request(self._url).reject(status, message)
+        headers = b"Retry-After: 1\r\n" if status == 503 else b""
+        self._last_request(self._url).reject(status, message, headers)
 
     def _drop_body(self) -> None:
         self._body, self._block = b"", None

@@ -16,7 +16,7 @@ from cotenant.errors import CotenantError, InvalidError, RequestError, Unauthent
 from cotenant.live import codec
 from cotenant.live.access import Caller
 from cotenant.live.http.encoding import deflate, encoding_for
-from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, head, status_of
+from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
 from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
 
@@ -116,8 +116,9 @@ class RequestCycle:
         header = _header_length(self.headers)
         return len(self.body) if header is None else header
 
-    def infer(self, core: Core, model: str, version: str) -> None:
-        """Submit the body as an inference request; `done` writes the response."""
+    def infer(self, core: Core, model: str, version: str, lost: float) -> None:
+        """Submit the body as an inference request; `done` writes the response. lost: seconds of its target that pass
+        before it is submitted and after it is answered."""
         try:
             info = self.info = core.model(model, version)
             header = _header_length(self.headers)
@@ -127,7 +128,7 @@ class RequestCycle:
                 request = msgspec.structs.replace(request, traceparent=trace)
             self.request = request
             self.body, self.block = b"", None
-            self.handle = core.infer(request, self.done)
+            self.handle = core.infer(request, self.done, lost=lost)
         except CotenantError as error:
             self.fail(error)
 
@@ -190,7 +191,7 @@ class RequestCycle:
             self.reject(500, UNEXPECTED)
 
     def reject(self, status: int, message: str, headers: bytes = b"") -> None:
-        self.send(status, JSON, (msgspec.json.encode({"error": message}),), headers)
+        self.send(status, JSON, (error_body(message),), headers)
 
     def reply(self, payload: Any) -> None:
         """Respond with text as it is, with events as they come, and with any other object as JSON, identities as they
@@ -234,7 +235,7 @@ class RequestCycle:
         elif self.http_1_0:
             headers += b"Connection: keep-alive\r\n"
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
-        start = b"%s%d\r\n%s\r\n" % (head(status, content_type), size, headers)
+        start = head(status, content_type, size, headers)
         if self.method == b"HEAD":
             self.response = (start,)
         elif size < _MIN_THREADED:

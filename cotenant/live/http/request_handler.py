@@ -6,32 +6,50 @@ import asyncio
 import inspect
 import time
 import zlib
+from functools import partial
 from typing import Any
 
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, UnavailableError
 from cotenant.live.access import Access, Permission
 from cotenant.live.http.encoding import inflate, inflated_limit
+from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.routes import Route, Services, find_route
+from cotenant.live.http.unread import HeadCache
 from cotenant.live.limits import Limits, MemoryBudget
+from cotenant.live.oip import rejection
 
 _ROUTES = 1024  # URLs whose routes are remembered
 _MAX_URL = 512  # bytes of such a URL
+
+_TIMEOUT = b'"timeout"'  # in the body of a request that brings its own
 
 TOO_MUCH = "the bodies of all requests take too much memory now; try again"
 
 
 class RequestHandler:
     """Handle the requests of all connections. only_metrics: every other path is unknown. memory: what their bodies and
-    responses take. access: who may do what. log_access: whether each request is a line of the access log."""
+    responses take. access: who may do what. shedder: decides what is rejected unread under overload. log_access:
+    whether each request is a line of the access log."""
 
     def __init__(
-        self, services: Services, *, only_metrics: bool, limits: Limits, access: Access, log_access: bool = False
+        self,
+        services: Services,
+        *,
+        only_metrics: bool,
+        limits: Limits,
+        access: Access,
+        shedder: LoadShedder,
+        log_access: bool = False,
     ) -> None:
         self.access = access
         self._free = frozenset(permission for permission in Permission if access.is_free(permission))
         self.core = services.core
         self.memory = MemoryBudget(limits.memory)
+        self.shedder = shedder
+        # What has to be checked or logged is read in full.
+        readable = Permission.INFER in self._free and not log_access
+        self.heads = HeadCache(self.route if readable else lambda url: None)
         self._services = services
         self._only_metrics = only_metrics
         self._log_access = log_access
@@ -62,7 +80,10 @@ class RequestHandler:
             return
         if endpoint.permission not in self._free:
             self.access.check(endpoint.permission, request.caller())
-        if b"content-encoding" in request.headers:
+        # A large body has been asked about before it was received.
+        if endpoint.handler is None and not isinstance(request.body, memoryview) and self.sheds(route, request.body):
+            self.shedder.reject(partial(request.fail, UnavailableError(rejection(route.model))))
+        elif b"content-encoding" in request.headers:
             self._inflate(request)
         elif len(request.body) > self._limits.json and request.json_size() > self._limits.json:
             request.reject(
@@ -71,7 +92,7 @@ class RequestHandler:
         elif self.memory.exceeded:
             request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
         elif (handler := endpoint.handler) is None:
-            request.infer(self.core, route.model, route.version)
+            request.infer(self.core, route.model, route.version, self.shedder.lost)
         else:
             payload = handler(self._services, route, request)
             if inspect.iscoroutine(payload):
@@ -81,6 +102,14 @@ class RequestHandler:
                 task.add_done_callback(request.awaited)
             else:
                 request.reply(payload)
+
+    def sheds(self, route: Route, body: bytes | bytearray) -> bool:
+        """Return whether an inference request is to be rejected for the server's overload; it is counted then. body:
+        as much as there is of it, perhaps with its head."""
+        if not self.shedder.sheds(route.model, route.version, hurried=_TIMEOUT not in body):
+            return False
+        self.core.reject_unread(route.model, self.shedder.lag)
+        return True
 
     def route(self, url: bytes) -> Route | None:
         """Return the route of a URL, None for an unknown path."""

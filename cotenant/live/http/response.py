@@ -92,9 +92,14 @@ class EventStream:
             self._leave = None
 
 
-def head(status: int, content_type: str) -> bytes:
-    """Return the start of a response, up to the value of Content-Length."""
-    return _HEADS.get((status, content_type)) or _format_head(status, content_type)
+def head(status: int, content_type: str, size: int, headers: bytes = b"") -> bytes:
+    """Return the head of a response with a body of `size` bytes. headers: further ones, each with its line end."""
+    start = _HEADS.get((status, content_type)) or _format_head(status, content_type)
+    return b"%s%d\r\n%s\r\n" % (start, size, headers)
+
+
+def error_body(message: str) -> bytes:
+    return msgspec.json.encode({"error": message})
 
 
 def status_of(error: CotenantError) -> int:

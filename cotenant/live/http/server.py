@@ -1,15 +1,18 @@
-"""Own the listening socket: listen, drain, stop."""
+"""Compose the HTTP front end: listen, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.http.connection import Connection, ConnectionTable
+from cotenant.live.http.listener import Listener
+from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
 from cotenant.live.limits import Limits
@@ -41,12 +44,17 @@ class HttpServer:
     ) -> None:
         limits = limits or Limits()
         services = Services(core=core, page=page, status=status, reload=reload)
+        self.shedder = LoadShedder(core, time.monotonic)
         self._handler = RequestHandler(
-            services, only_metrics=only_metrics, limits=limits, access=access or Access(), log_access=log_access
+            services,
+            only_metrics=only_metrics,
+            limits=limits,
+            access=access or Access(),
+            shedder=self.shedder,
+            log_access=log_access,
         )
-        self._tls = tls
         self._connections = ConnectionTable(self._handler, limits)
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self.connect, tls)
         self._timer: asyncio.TimerHandle | None = None
 
     def connect(self) -> asyncio.BufferedProtocol:
@@ -61,19 +69,19 @@ class HttpServer:
         """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self.connect, host, port, backlog=1024, ssl=self._tls)
+            bound = await self._listener.open(host, port)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot serve HTTP on {host}:{port}: {getattr(error, 'strerror', None) or error}; "
                 "choose another address or port, or stop what holds it"
             ) from None
+        self.shedder.attach(loop)
         self._timer = loop.call_later(1, self._tick)
-        return cast(int, self._server.sockets[0].getsockname()[1])
+        return bound
 
     async def stop(self, grace: float) -> None:
         """Reject new connections, answer pending requests within `grace` seconds, then abort the rest."""
-        if self._server is not None:
-            self._server.close()
+        self._listener.close()
         if self._timer is not None:
             self._timer.cancel()
         self._connections.drain()

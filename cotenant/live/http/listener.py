@@ -1,0 +1,98 @@
+"""Accept connections, several in a round of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 4096  # connections that wait to be accepted; the system may allow fewer
+_ACCEPTED = 32  # connections that are accepted in a round: each takes some 50 µs
+_PAUSE = 1.0  # seconds for which none is accepted where there are no descriptors or no memory for one
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class Listener:
+    """Own the listening sockets. connect: returns the protocol of one more connection. tls: None to serve in the clear.
+
+    The event loop's own server would accept one connection in each of its rounds, as libuv does. Where rounds take
+    milliseconds, callers then wait for seconds until they are accepted, or the system drops their connections.
+    """
+
+    def __init__(self, connect: Callable[[], asyncio.BufferedProtocol], tls: ssl.SSLContext | None) -> None:
+        self._connect = connect
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
+        self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+
+    async def open(self, host: str, port: int) -> int:
+        """Start to accept; return the port (a free one for port 0). Raises OSError, OverflowError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, (name, _, *scope) in found:
+                listening = socket.socket(family, socket.SOCK_STREAM)
+                self._sockets.append(listening)
+                listening.setblocking(False)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+                listening.bind((name, port, *scope))
+                listening.listen(_BACKLOG)
+        except BaseException:
+            self.close()
+            raise
+        for listening in self._sockets:
+            loop.add_reader(listening, self._accept, listening)
+        return int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no further connections. Those that are open stay so."""
+        for timer in self._paused.values():
+            timer.cancel()
+        self._paused.clear()
+        for listening in self._sockets:
+            if listening.fileno() >= 0:
+                with contextlib.suppress(RuntimeError):  # there is no loop: it never accepted any
+                    asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept connections, as many as a round has time for. Those that are left make another round."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_ACCEPTED):
+            try:
+                accepted, _ = listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    continue  # that caller has left already
+                logger.warning("no connection is accepted for %g s: %s", _PAUSE, error.strerror)
+                loop.remove_reader(listening)
+                self._paused[listening] = loop.call_later(_PAUSE, self._resume, listening)
+                return
+            accepted.setblocking(False)
+            task = loop.create_task(self._open(accepted))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _resume(self, listening: socket.socket) -> None:
+        del self._paused[listening]
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(self._connect, accepted, ssl=self._tls)
+        except OSError as error:  # the caller left, or its handshake failed
+            logger.debug("a connection did not come about: %s", error)
+            accepted.close()

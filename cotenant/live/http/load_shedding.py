@@ -1,0 +1,140 @@
+"""Decide which requests for inference are rejected unread while the event loop lags behind its callers.
+
+To read a request, decode it and ask the dispatcher costs several times what it costs to turn it down by its head. A
+server that reads more than it has time for answers everybody late, so what is not worth reading is not read:
+
+- while the loop lags, a request that the dispatcher would reject anyway, in what the lag leaves of its target;
+- while the lag stands, as a queue that does not drain rather than a burst that does (CoDel tells them apart so,
+  RFC 8289): what a round of the loop has no time for.
+
+Rejections have a part of each round, too. Callers who ask again as soon as they are rejected wait for theirs, rather
+than take the time of those who are served.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+TARGET = 0.005  # seconds that a request may wait in its socket, and of a round in which requests are read in full
+INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when there was none for so long
+REJECTING = 0.002  # seconds of a round in which rejections are written
+REST = 0.002  # seconds between two rounds from which on the loop has waited for its sockets: uvloop counts milliseconds
+
+
+class Loop(Protocol):
+    """What is needed of an event loop. time: now, or when it last looked for sockets that are ready."""
+
+    def time(self) -> float: ...
+
+    def call_soon(self, callback: Callable[[], object], /) -> Any: ...
+
+
+class Admission(Protocol):
+    """What the server knows of the requests that it would take."""
+
+    def would_reject(self, model: str, version: str, lost: float) -> bool: ...
+
+
+class LoadShedder:
+    """Follow the rounds of the event loop, and decide by the lag of what is read in them.
+
+    What was ready when a round began is read in that round. So what is read has waited since the round began at most,
+    or, where the loop went from one round straight to the next, since the one before began.
+
+    lag: the seconds that what was read last may have waited. active: the loop lags.
+    """
+
+    def __init__(self, admission: Admission, clock: Callable[[], float]) -> None:
+        self._admission = admission
+        self._clock = clock
+        self._loop: Loop | None = None
+        self._in_round = False
+        self._since = self._started = -math.inf  # what is read may have waited since then; the round began
+        self._ended = -math.inf  # the round before
+        self._worst = 0.0  # lag in this round
+        self._lagged = -math.inf  # when the loop last lagged
+        self._onset = math.inf  # since when it lags in every round
+        self._standing = False
+        self._rejections: deque[Callable[[], None]] = deque()
+        self.active = False
+        self.lag = 0.0
+
+    def attach(self, loop: Loop) -> None:
+        """Follow this loop. Before, nothing is shed."""
+        self._loop = loop
+
+    def read(self) -> bool:
+        """Take note that a socket has been read; return whether the loop lags."""
+        loop = self._loop
+        if loop is None:
+            return False
+        now = self._clock()
+        if not self._in_round:
+            self._begin(loop, now)
+        self.lag = lag = now - self._since
+        if lag >= TARGET:
+            self._lagged = now
+            self.active = True
+        elif self.active and now - self._lagged > INTERVAL:
+            self.active = self._standing = False
+        if lag > self._worst:
+            self._worst = lag
+        return self.active
+
+    def sheds(self, model: str, version: str, *, hurried: bool = True) -> bool:
+        """Return whether a request that was just read, for this model, is to be rejected without reading more of it.
+        hurried: it has no timeout of its own, which may be longer than the model's target."""
+        if not self.active:
+            return False
+        if self._standing and self._clock() - self._started > TARGET:
+            return True
+        return hurried and self._admission.would_reject(model, version, self.lag)
+
+    @property
+    def lost(self) -> float:
+        """The seconds of a request's target that have passed before it was read, as far as the lag matters."""
+        return self.lag if self.active else 0.0
+
+    def reject(self, send: Callable[[], None]) -> None:
+        """Have a rejection sent at the end of this round, or of a later one."""
+        self._rejections.append(send)
+
+    def _begin(self, loop: Loop, now: float) -> None:
+        self._in_round = True
+        started = min(loop.time(), now)
+        self._since = started if started - self._ended > REST else self._started
+        self._started = started
+        self._worst = 0.0
+        loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        """End the round: the loop has called back all whose sockets were ready, and looks for others."""
+        self._in_round = False
+        if self._rejections:
+            self._send()
+        self._ended = now = self._clock()
+        if self._worst < TARGET:
+            self._onset = math.inf
+        elif self._onset == math.inf:
+            self._onset = now
+        elif now - self._onset > INTERVAL:
+            self._standing = True
+
+    def _send(self) -> None:
+        """Send rejections for as long as a round has for them, and see to it that there is another round."""
+        until = self._clock() + REJECTING
+        while self._rejections and self._clock() < until:
+            try:
+                self._rejections.popleft()()
+            except Exception:
+                # One that cannot be sent must not cost others theirs.
+                logger.exception("a rejection was lost")
+        if self._rejections and self._loop is not None:
+            self._in_round = True
+            self._loop.call_soon(self._end)

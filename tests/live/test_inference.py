@@ -1,0 +1,57 @@
+"""How a server counts what its front ends reject unread, and what they take of a request's time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from cotenant.core.request import Outcome
+from cotenant.errors import RequestError, UnavailableError
+from cotenant.live.metrics import render
+from cotenant.live.oip import OVERLOADED, InferRequest, InferResponse
+from tests.live.deployment import repository
+from tests.live.test_server import floats, run, started
+
+
+def test_requests_rejected_unread_are_in_the_ledger_the_metrics_and_the_status(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            for waited in (0.01, 0.02, 0.03):
+                server.reject_unread("identity", waited)
+            await asyncio.sleep(0)  # counted together, at the end of the round
+            (counts,) = server.statistics("identity")
+            assert counts["inference_stats"]["fail"]["count"] == 3
+            assert counts["inference_stats"]["fail"]["ns"] >= 60_000_000
+            rejected = (
+                f'cotenant_rejected_requests_total{{model="identity",outcome="rejected",reason="{OVERLOADED}"}} 3.0'
+            )
+            assert rejected in render(server.metrics(), "")[0].decode()
+            assert (await server.status()).statistics["identity"].outcomes[Outcome.REJECTED.value] == 3
+
+    run(main())
+
+
+def test_server_would_reject_what_no_target_leaves_time_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            target = server.deployment.offered["identity"].model.slo
+            assert not server.would_reject("identity", "", 0.0)
+            assert server.would_reject("identity", "1", target)
+            # Those are for the front end to read, and to answer in their own way.
+            assert not server.would_reject("nowhere", "", target)
+            assert not server.would_reject("identity", "9", target)
+            await server.drain(1.0)
+            assert not server.would_reject("identity", "", target)
+
+    run(main())
+
+
+def test_time_lost_in_the_front_end_is_taken_from_the_deadline(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            answers: list[InferResponse | RequestError] = []
+            target = server.deployment.offered["identity"].model.slo
+            server.infer(InferRequest(model="identity", inputs=(floats(),)), answers.append, lost=target)
+            assert isinstance(answers[0], UnavailableError)
+
+    run(main())

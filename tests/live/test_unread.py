@@ -1,0 +1,347 @@
+"""Requests that are rejected unread: on the wire and by stock clients; heads are read as the parser reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import httptools
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
+
+from cotenant.live.access import Access, Role
+from cotenant.live.http import HttpServer
+from cotenant.live.http.routes import find_route
+from cotenant.live.http.unread import HeadCache
+from tests.live.stub import Running, StubCore
+from tests.live.test_http import INFER, ONE, Wire, ask, infer, request
+
+LAG = 0.05
+ONE_MIB = b"x" * (1 << 20)
+
+
+class LateLoop:
+    """A loop whose rounds began LAG seconds before anything in them is read. Rounds end in `end`."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], object]] = []
+
+    def time(self) -> float:
+        return monotonic() - LAG
+
+    def call_soon(self, callback: Callable[[], object], /) -> None:
+        self.soon.append(callback)
+
+    def end(self) -> None:
+        while self.soon:
+            self.soon.pop()()
+
+
+@pytest.fixture
+def core() -> Iterator[StubCore]:
+    core = StubCore()
+    core.full.add("identity")
+    yield core
+    core.arena.close()
+
+
+@pytest.fixture
+def loop() -> LateLoop:
+    return LateLoop()
+
+
+@pytest.fixture
+def server(core: StubCore, loop: LateLoop) -> HttpServer:
+    server = HttpServer(core)
+    server.shedder.attach(loop)
+    return server
+
+
+@pytest.fixture
+def wire(server: HttpServer) -> Wire:
+    return Wire(server)
+
+
+def rejected(wire: Wire, loop: LateLoop, data: bytes) -> None:
+    """Send a request, and see it rejected at the end of the round."""
+    before = len(wire.answers)
+    wire.say(data)
+    loop.end()
+    (answer,) = wire.answers[before:]
+    assert answer.status == 503 and answer.headers["retry-after"] == "1"
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json == {"error": "request for model 'identity' rejected: the server is overloaded"}
+
+
+def test_overloaded_server_rejects_unread_and_keeps_the_connection(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    for _ in range(3):
+        rejected(wire, loop, infer(ONE))
+    assert [model for model, _ in core.unread] == ["identity"] * 3
+    assert all(waited > LAG / 2 for _, waited in core.unread) and not core.requests
+    core.full.clear()
+    assert ask(wire, infer(ONE)).status == 200
+    assert not wire.closed and core.lost[0] > LAG / 2
+
+
+def test_rejection_waits_for_the_end_of_the_round(wire: Wire, loop: LateLoop) -> None:
+    wire.say(infer(ONE))
+    assert not wire.got
+    loop.end()
+    assert len(wire.answers) == 1
+
+
+def test_request_in_pieces_is_rejected_and_its_connection_kept(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    data = infer(ONE)
+    for cut in (1, 40, len(data) - 1):
+        before = len(wire.answers)
+        wire.say(data[:cut])
+        wire.say(data[cut:])
+        loop.end()
+        (answer,) = wire.answers[before:]
+        assert answer.status == 503 and answer.headers["retry-after"] == "1"
+    assert len(core.unread) == 3 and not core.requests and not wire.closed
+
+
+def test_pipelined_requests_are_answered_in_their_order(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    other = infer(ONE, path="/v2/models/flat/infer")
+    wire.say(infer(ONE))
+    wire.say(request("GET", "/v2/health/live"))  # before the round ends
+    wire.say(infer(ONE) + request("GET", "/v2/health/ready") + other)
+    loop.end()
+    assert [answer.status for answer in wire.answers] == [503, 200, 503, 200, 400]
+    assert len(core.unread) == 2
+
+
+def test_large_body_is_rejected_before_it_is_received(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    data = request("POST", INFER, ONE_MIB, Inference_Header_Content_Length="100")
+    wire.say(data[: 1 << 15])
+    loop.end()
+    (answer,) = wire.answers
+    assert answer.status == 503 and answer.headers["retry-after"] == "1" and answer.headers["connection"] == "close"
+    # Closed in this direction alone: a reset would take the response from a caller that still sends.
+    assert wire.eof and not wire.closed and core.blocks == 0 and len(core.unread) == 1
+    wire.say(data[1 << 15 :])
+    assert len(wire.answers) == 1
+
+
+def test_caller_that_asks_to_close_is_rejected_and_closed(wire: Wire, loop: LateLoop) -> None:
+    rejected(wire, loop, request("POST", INFER, b"{}", Connection="close"))
+    assert wire.closed and wire.answers[0].headers["connection"] == "close"
+
+
+def test_request_with_its_own_timeout_is_read(wire: Wire, core: StubCore) -> None:
+    assert ask(wire, infer(ONE, parameters={"timeout": 10_000_000})).status == 200
+    assert not core.unread
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (request("GET", "/v2/health/live"), 200),
+        (request("GET", "/v2/health/ready"), 200),
+        (request("GET", "/v2/models/identity/ready"), 200),
+        (request("GET", "/v2/models/identity"), 200),
+        (request("POST", "/v2/repository/index"), 200),
+        (request("POST", "/v2/logging", b'{"log_info":true}'), 200),
+        (request("GET", INFER), 405),
+        (infer(ONE, path="/v2/models/nope/infer"), 404),
+        (infer(ONE, path="/v2/models/flat/versions/9/infer"), 404),
+        (request("POST", "/nowhere", b"{}"), 404),
+    ],
+)
+def test_overloaded_server_answers_all_but_inference(wire: Wire, core: StubCore, asked: bytes, status: int) -> None:
+    assert ask(wire, asked).status == status
+    assert not core.unread
+
+
+def test_overloaded_server_asks_for_tokens_first(core: StubCore, loop: LateLoop) -> None:
+    server = HttpServer(core, access=Access({Role.INFER: ["secret"]}))
+    server.shedder.attach(loop)
+    stranger = Wire(server)
+    stranger.say(infer(ONE))
+    loop.end()
+    assert stranger.answers[0].status == 401 and not core.unread
+    rejected(Wire(server), loop, request("POST", INFER, b"{}", Authorization="Bearer secret"))
+    assert len(core.unread) == 1
+
+
+def test_caller_that_leaves_before_its_rejection_is_counted_once(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    wire.say(infer(ONE))
+    wire.protocol.connection_lost(None)
+    loop.end()
+    assert not wire.got and len(core.unread) == 1
+
+
+def test_drain_sends_rejections_and_closes(wire: Wire, server: HttpServer, loop: LateLoop) -> None:
+    wire.say(infer(ONE))
+    wire.protocol._table.drain()
+    assert wire.closed and [answer.status for answer in wire.answers] == [503]
+    loop.end()
+    assert len(wire.answers) == 1
+
+
+# Stock clients see an answer, not a broken connection.
+
+
+@contextmanager
+def overloaded(front: Running) -> Iterator[None]:
+    """Let the server's loop lag while its model has no time, as far as the shedder can see."""
+
+    class Late(LateLoop):
+        def call_soon(self, callback: Callable[[], object], /) -> None:
+            front.loop.call_soon(callback)
+
+    front.core.full.add("identity")
+    front.call(lambda: front.server.shedder.attach(Late()))
+    try:
+        yield
+    finally:
+        front.core.full.clear()
+        front.call(lambda: front.server.shedder.attach(front.loop))
+
+
+def use_triton(address: str) -> None:
+    x = np.ones((1, 16), np.float32)
+    tensor = triton.InferInput("x", x.shape, "FP32")
+    tensor.set_data_from_numpy(x)
+    with triton.InferenceServerClient(address) as client:
+        for _ in range(3):
+            with pytest.raises(InferenceServerException, match="the server is overloaded"):
+                client.infer("identity", [tensor])
+        assert client.is_server_ready()
+
+
+def use_standard_library(address: str) -> None:
+    connection = HTTPConnection(address)
+    # The last is still being sent when it is rejected, and closes the connection; the library opens another.
+    for body in (json.dumps({"inputs": [ONE]}).encode(), b"{}", ONE_MIB, ONE_MIB, b"{}"):
+        connection.request("POST", INFER, body)
+        answer = connection.getresponse()
+        assert answer.status == 503 and answer.headers["Retry-After"] == "1" and b"overloaded" in answer.read()
+    connection.close()
+
+
+def use_aiohttp(address: str) -> None:
+    async def main() -> None:
+        async with aiohttp.ClientSession() as session:
+            for body in (json.dumps({"inputs": [ONE]}).encode(), b"{}", ONE_MIB, b"{}"):
+                async with session.post(f"http://{address}{INFER}", data=body) as answer:
+                    assert answer.status == 503 and "overloaded" in (await answer.json())["error"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("use", [use_triton, use_standard_library, use_aiohttp])
+def test_stock_client_is_told_of_overload(front: Running, use: Callable[[str], None]) -> None:
+    with overloaded(front):
+        use(front.http)
+
+
+def test_request_to_upgrade_is_told_of_overload(wire: Wire, loop: LateLoop) -> None:
+    """As Java's client sends its first."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAAB"}
+    wire.say(request("POST", INFER, json.dumps({"inputs": [ONE]}).encode(), **headers))
+    loop.end()
+    assert [answer.status for answer in wire.answers] == [503] and not wire.closed
+
+
+# Heads
+
+
+class Messages:
+    def __init__(self) -> None:
+        self.complete = 0
+
+    def on_message_complete(self) -> None:
+        self.complete += 1
+
+
+def count_requests(data: bytes) -> int:
+    """Return how many requests these bytes are, and one after them; 0 where the parser takes them for anything else."""
+    seen = Messages()
+    try:
+        httptools.HttpRequestParser(seen).feed_data(data + request("GET", "/v2"))
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return 0
+    return seen.complete
+
+
+LINES = st.sampled_from(
+    [
+        "Host: localhost",
+        "host:x",
+        "Content-Length: 2",
+        "Content-Length: 02",
+        "content-length:2",
+        "Content-Length : 2",
+        "Content-Length: 2, 2",
+        "Content-Length: +2",
+        "Content-Length: 20000000000000000000",
+        "Content-Length: 7",
+        "Transfer-Encoding: chunked",
+        "Transfer-Encoding: identity",
+        "Expect: 100-continue",
+        "Connection: close",
+        "Connection: keep-alive",
+        "Connection: upgrade",
+        "Upgrade: h2c",
+        " folded: 1",
+        "X: \x80",
+        "X",
+        "",
+    ]
+)
+STARTS = st.sampled_from(
+    [f"POST {INFER} HTTP/1.1"] * 4
+    + [
+        f"POST {INFER} HTTP/1.0",
+        f"GET {INFER} HTTP/1.1",
+        f"POST {INFER}?a=1 HTTP/1.1",
+        "POST / HTTP/1.1",
+        "PRI * HTTP/2.0",
+    ]
+)
+ENDS = st.sampled_from(["\r\n"] * 6 + ["\n", "\r"])
+
+
+@given(
+    STARTS,
+    st.lists(st.tuples(LINES, ENDS), max_size=5),
+    st.sampled_from([b"{}", b"{", b"", b"{}\r\n\r\n", b"0\r\n\r\n"]),
+)
+def test_head_is_taken_for_a_whole_request_only_where_the_parser_says_so(
+    start: str, lines: list[tuple[str, str]], body: bytes
+) -> None:
+    head = "".join([start, "\r\n", *(line + end for line, end in lines), "\r\n"]).encode("latin-1")
+    heads = HeadCache(find_route)
+    data = head + body
+    found = heads.find(data)
+    assert heads.find(data) == found  # remembered
+    if found is not None:
+        assert count_requests(data) == 2 and found.route.model == "identity"
+
+
+def test_ordinary_heads_are_recognized() -> None:
+    heads = HeadCache(find_route)
+    for data in (infer(ONE), request("POST", INFER, b"{}"), request("POST", INFER + "?x=1", b"{}", Connection="close")):
+        assert heads.find(data) is not None
+        assert heads.find(data[:-1]) is None and heads.find(data + b"x") is None
+    assert heads.find(request("POST", INFER, b"{}", X="y" * 3000)) is None
+
+
+def test_head_cache_stays_bounded() -> None:
+    heads = HeadCache(find_route)
+    for number in range(5000):
+        heads.find(request("POST", INFER, b"{}", X=str(number)))
+    known: dict[bytes, Any] = heads._known
+    assert 0 < len(known) <= 512
