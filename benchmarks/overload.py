@@ -1,10 +1,10 @@
 """Measure goodput and the latency of rejections while callers offer more than the server can serve.
 
-The model of `sleep_model`, which serves at most 4,444 requests/s. Open loop: Poisson arrivals at `--factors` times that,
-sent when they are due whatever the server does (`caller.c`); closed loop: `--callers` that ask again as soon as they
-are answered, rejections included. The callers have the last core for themselves, and server and workers the others,
-unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow. `--seconds N`:
-duration of each run, 20 by default.
+The model of `sleep_model`, which serves at most 4,444 requests/s. Open loop: Poisson arrivals at `--factors` times
+that, sent when they are due whatever the server does (`caller.c`); closed loop: `--callers` that ask again as soon as
+they are answered, rejections included. The callers have the last core for themselves, and server and workers the
+others, unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow.
+`--seconds N`: duration of each run, 20 by default.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def report(pid: int, name: str, caller: Caller, seconds: float, connections: int
     growth = memory(pid) / before - 1
     show(
         f"overload/{name}",
-        f"goodput {goodput:,.0f}/s of {ends.sent / seconds:,.0f}/s ({goodput / most:.1%} of the ceiling of {most:,.0f}); "
-        f"rejected {ends.rejected / seconds:,.0f}/s, p50 {ends.rejected_p50:.1f}, p99 {ends.rejected_p99:.1f}, at most "
-        f"{ends.rejected_max:.0f} ms; late {ends.served - ends.within}, broken {ends.failed + ends.other}, unanswered "
-        f"{ends.unanswered}; the server used {busy:.2f} processors, its memory grew by {growth:.1%}; send lag p99 "
-        f"{ends.lag_p99:.1f} ms",
+        f"goodput {goodput:,.0f}/s of {ends.sent / seconds:,.0f}/s ({goodput / most:.1%} of the ceiling of "
+        f"{most:,.0f}); rejected {ends.rejected / seconds:,.0f}/s, p50 {ends.rejected_p50:.1f}, p99 "
+        f"{ends.rejected_p99:.1f}, at most {ends.rejected_max:.0f} ms; late {ends.served - ends.within}, broken "
+        f"{ends.failed + ends.other}, unanswered {ends.unanswered}; the server used {busy:.2f} processors, its memory "
+        f"grew by {growth:.1%}; send lag p99 {ends.lag_p99:.1f} ms",
         goodput=goodput,
         ceiling=most,
         ratio=goodput / most,
