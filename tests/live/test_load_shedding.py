@@ -151,6 +151,7 @@ def test_rejections_are_sent_in_order_and_for_a_part_of_each_round(rounds: Round
     assert sent == list(range(10))
     rounds.begin()
     rounds.shedder.read()  # a round with other requests in it
+    assert rounds.shedder.lag == pytest.approx(REJECTING), "a round begins, though there is something left of the last"
     rounds.end()
     assert sent == list(range(20))
     rounds.end()  # one with none

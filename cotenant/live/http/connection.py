@@ -10,16 +10,16 @@ from typing import Any, cast
 import httptools
 
 from cotenant.errors import RequestError
+from cotenant.live.http.connection_table import ConnectionTable
 from cotenant.live.http.request_cycle import PROXIED, RequestCycle
-from cotenant.live.http.request_handler import TOO_MUCH, RequestHandler
+from cotenant.live.http.request_handler import TOO_MUCH
 from cotenant.live.http.response import EventStream, status_of
 from cotenant.live.http.unread import UnreadRequest
-from cotenant.live.limits import MAX_DIGITS, Limits
+from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, public_message, rejection
 
 logger = logging.getLogger(__name__)
 
-_BUFFER = 1 << 16  # bytes read at once, of all but large bodies
 _MIN_DIRECT = 1 << 15  # bytes of a body from which on it is received straight into its final memory
 _ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in bytes
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
@@ -54,48 +54,6 @@ class _Rejected(Exception):  # noqa: N818
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class ConnectionTable:
-    """The open connections of a server, and what they share.
-
-    now: seconds since the start, near enough for time-outs. draining: each connection closes after the responses that
-    it still has to give. empty: set once a draining server has no connection left.
-    """
-
-    def __init__(self, handler: RequestHandler, limits: Limits) -> None:
-        self.handler = handler
-        self.limits = limits
-        self.open: set[Connection] = set()
-        self.buffer = memoryview(bytearray(_BUFFER))
-        self.now = 0
-        self.draining = False
-        self.empty = asyncio.Event()
-
-    def advance(self, seconds: int) -> None:
-        """Advance the clock, and end connections that exceed their time-outs."""
-        self.now += seconds
-        for connection in list(self.open):
-            connection.enforce_timeouts()
-
-    def drain(self) -> None:
-        """Close every connection once it has given its responses."""
-        self.draining = True
-        for connection in list(self.open):
-            connection.close_if_idle()
-        if not self.open:
-            self.empty.set()
-
-    def abort(self) -> None:
-        """Break off every connection."""
-        for connection in list(self.open):
-            if connection.transport is not None:
-                connection.transport.abort()
-
-    def remove(self, connection: Connection) -> None:
-        self.open.discard(connection)
-        if self.draining and not self.open:
-            self.empty.set()
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -54,7 +54,8 @@ class LoadShedder:
         self._admission = admission
         self._clock = clock
         self._loop: Loop | None = None
-        self._in_round = False
+        self._in_round = False  # something has been read in this round
+        self._ending = False  # its end will be told
         self._since = self._started = -math.inf  # what is read may have waited since then; the round began
         self._ended = -math.inf  # the round before
         self._worst = 0.0  # lag in this round
@@ -111,14 +112,21 @@ class LoadShedder:
         self._since = started if started - self._ended > REST else self._started
         self._started = started
         self._worst = 0.0
-        loop.call_soon(self._end)
+        self._see_to_end(loop)
+
+    def _see_to_end(self, loop: Loop) -> None:
+        if not self._ending:
+            self._ending = True
+            loop.call_soon(self._end)
 
     def _end(self) -> None:
         """End the round: the loop has called back all whose sockets were ready, and looks for others."""
-        self._in_round = False
+        has_read, self._in_round, self._ending = self._in_round, False, False
         if self._rejections:
             self._send()
         self._ended = now = self._clock()
+        if not has_read:
+            return
         if self._worst < TARGET:
             self._onset = math.inf
         elif self._onset == math.inf:
@@ -136,5 +144,4 @@ class LoadShedder:
                 # One that cannot be sent must not cost others theirs.
                 logger.exception("a rejection was lost")
         if self._rejections and self._loop is not None:
-            self._in_round = True
-            self._loop.call_soon(self._end)
+            self._see_to_end(self._loop)

@@ -10,7 +10,8 @@ from typing import Any
 
 from cotenant.errors import ConfigError
 from cotenant.live.access import Access
-from cotenant.live.http.connection import Connection, ConnectionTable
+from cotenant.live.http.connection import Connection
+from cotenant.live.http.connection_table import ConnectionTable
 from cotenant.live.http.listener import Listener
 from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_handler import RequestHandler
