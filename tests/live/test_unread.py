@@ -122,6 +122,15 @@ def test_pipelined_requests_are_answered_in_their_order(wire: Wire, core: StubCo
     assert len(core.unread) == 2
 
 
+def test_rejection_waits_for_the_response_before_it(wire: Wire, core: StubCore, loop: LateLoop) -> None:
+    wire.say(infer(ONE, path="/v2/models/held/infer"))
+    wire.say(infer(ONE))
+    loop.end()
+    assert not wire.got
+    core.release()
+    assert [answer.status for answer in wire.answers] == [200, 503]
+
+
 def test_large_body_is_rejected_before_it_is_received(wire: Wire, core: StubCore, loop: LateLoop) -> None:
     data = request("POST", INFER, ONE_MIB, Inference_Header_Content_Length="100")
     wire.say(data[: 1 << 15])
@@ -337,6 +346,12 @@ def test_ordinary_heads_are_recognized() -> None:
         assert heads.find(data) is not None
         assert heads.find(data[:-1]) is None and heads.find(data + b"x") is None
     assert heads.find(request("POST", INFER, b"{}", X="y" * 3000)) is None
+
+
+def test_head_with_two_hosts_or_none_is_left_to_be_refused() -> None:
+    heads = HeadCache(find_route)
+    assert heads.find(request("POST", INFER, b"{}", Host="b")) is None
+    assert heads.find(request("POST", INFER, b"{}").replace(b"Host: localhost\r\n", b"")) is None
 
 
 def test_head_cache_stays_bounded() -> None:
