@@ -8,7 +8,9 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +123,10 @@ def test_requests_of_any_size_are_answered_before_during_and_after_a_change_of_p
                         again(size)
                         asked += 1
 
-            assert await asyncio.to_thread(own_limit, client) == OWN
-            await asyncio.to_thread(once)
+            # The HTTP client's connections belong to the thread that opened them.
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, ThreadPoolExecutor(1))
+            assert await in_thread(own_limit, client) == OWN
+            await in_thread(once)
             during = asyncio.create_task(asyncio.to_thread(keep_asking))
             await until(lambda: asked > 2 * len(SIZES))
             await server.apply(planned(given, *changed))
@@ -130,8 +134,8 @@ def test_requests_of_any_size_are_answered_before_during_and_after_a_change_of_p
             await until(lambda: asked > seen + 2 * len(SIZES))
             stop.set()
             await during
-            assert await asyncio.to_thread(own_limit, client) == OWN
-            await asyncio.to_thread(once)
+            assert await in_thread(own_limit, client) == OWN
+            await in_thread(once)
             (counts,) = server.statistics("identity")
             assert counts["inference_stats"]["success"]["count"] == asked, "each is counted once"
             assert counts["inference_stats"]["fail"]["count"] == 0
@@ -139,7 +143,7 @@ def test_requests_of_any_size_are_answered_before_during_and_after_a_change_of_p
             largest = max(BATCH, *(batch for _, batch in changed))
             assert max(batch["batch_size"] for batch in counts["batch_stats"]) <= largest
             with pytest.raises(InferenceServerException, match=f"takes 1 to {OWN} in one request"):
-                await asyncio.to_thread(ask, OWN + 1)
+                await in_thread(ask, OWN + 1)
             client.close()
 
     run(main())
