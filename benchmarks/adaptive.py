@@ -23,8 +23,10 @@ import uvloop
 from numpy.typing import NDArray
 
 from cotenant.app.backend import create_backend
-from cotenant.app.lifecycle import assemble, running
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.lifecycle import running
 from cotenant.app.running_server import RunningServer
+from cotenant.app.startup import prepare_deployment, preparing
 from cotenant.cli.client import bodies_for, fetch_status
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.config import ModelSettings, Settings, read_settings
@@ -121,11 +123,10 @@ async def served(
             event_log=event_log,
         )
         backend = create_backend(most)
-        capacity = (await assemble(most, backend, models=names)).deployment.plan.rates()
+        capacity = (await prepare_deployment(DeploymentBuilder(most, backend), names)).deployment.plan.rates()
         rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
         settings = _at(most, planned_for(rates), adapt=adapt or settle > 0)
-        assembly = await assemble(settings, backend, models=list(rates))
-        async with running(assembly) as server:
+        async with running(settings, backend, preparing(list(rates))) as server:
             tune_for_latency()
             if settle:
                 await send(server.addresses.http, [Segment(settle, rates)], SETTLING)

@@ -28,6 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +37,9 @@ import uvloop
 
 from benchmarks.adaptive import Segment, send
 from cotenant.app.backend import create_backend
-from cotenant.app.lifecycle import Assembly, assemble, running
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.lifecycle import running
+from cotenant.app.startup import Prepared, prepare_deployment
 from cotenant.backends.cpu import Cpu
 from cotenant.cli.client import body_of
 from cotenant.cli.demo import demo_settings
@@ -45,6 +48,7 @@ from cotenant.config import Settings, read_settings
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Partition
 from cotenant.core.tensor import Tensor
+from cotenant.live.deployment import Deployment
 from cotenant.measure.report import ModelReport
 from cotenant.zoo import DEMO, build_models
 from cotenant.zoo.answers import example_request
@@ -79,6 +83,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     p99: dict[str, float]
 
 
+class Assembly(NamedTuple):
+    """What is served, and how."""
+
+    settings: Settings
+    deployment: Deployment
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     idle: tuple[Idle, ...]
     planned: tuple[Loaded, ...]
@@ -86,8 +97,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure(settings: Settings, names: Sequence[str], seconds: float, rounds: int, scale: float) -> Result:
-    backend = create_backend(settings)
-    assembly = await assemble(settings, backend, models=names)
+    deployment = (await prepare_deployment(DeploymentBuilder(settings, create_backend(settings)), names)).deployment
+    assembly = Assembly(settings, deployment)
+
+    async def prepared(builder: DeploymentBuilder) -> Prepared:
+        return Prepared(deployment)
+
     plan = assembly.deployment.plan
     placed = [name for name in names if plan.rate(name)]
     examples = {name: example_request(name, np.random.default_rng(0)).requests[0] for name in placed}
@@ -95,7 +110,7 @@ async def measure(settings: Settings, names: Sequence[str], seconds: float, roun
         addresses = {}
         for mode, lend in MODES.items():
             own = Cpu(enforcement=settings.enforcement, reserve=settings.reserve, lend=lend)
-            server = await stack.enter_async_context(running(Assembly(settings, own, *assembly[2:])))
+            server = await stack.enter_async_context(running(settings, own, prepared))
             addresses[mode] = server.addresses.http
         tune_for_latency()
         idle = [await _idle(name, assembly, addresses, examples[name]) for name in placed]

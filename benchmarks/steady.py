@@ -31,11 +31,12 @@ from cotenant.control.controller_built import ControllerBuilt
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
+from cotenant.core.profile import slowed_profiles
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
-from cotenant.planning.replan import Replanner, slowed_profiles
+from cotenant.planning.replan import Replanner
 from cotenant.sim.adaptation import Adaptation
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload

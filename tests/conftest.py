@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests in several processes are told of a terminal with 80 columns that none of them has.
@@ -16,3 +17,9 @@ os.environ.pop("COLUMNS", None)
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this process plan as on a quiet machine, whatever runs beside the tests."""
+    monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: None)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 
 from cotenant.app.problem import build_problem, ensemble_model, model_of
-from cotenant.app.profile_source import ProfileSource, Progress, ignore_progress
+from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, ignore_progress
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
 from cotenant.core.plan import Plan
-from cotenant.core.profile import Profile, Profiles
+from cotenant.core.profile import Profile, Profiles, slowed_profiles
+from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.planning import plan as plan_problem
-from cotenant.planning.replan import slowed_profiles
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Entry, describe, scan_repository
@@ -31,19 +31,28 @@ Broken = dict[str, str]  # models that cannot be served, with the reason
 class DeploymentBuilder:
     """Build deployments of any of the models in a repository. Models are profiled once, on the backend's devices.
 
-    force: measure again what was measured in an earlier run. corrections: of profiles, that plans count with.
+    force: measure again what was measured in an earlier run. full: profile every point of the grid, not only a few.
+    corrections: of profiles, that plans count with.
     """
 
     def __init__(
-        self, settings: Settings, backend: Backend, progress: Progress = ignore_progress, *, force: bool = False
+        self,
+        settings: Settings,
+        backend: Backend,
+        progress: Progress = ignore_progress,
+        *,
+        force: bool = False,
+        full: bool = False,
+        corrections: ProfileCorrections | None = None,
     ) -> None:
         self._settings = settings
         self._fleet = backend.fleet()
         if settings.cuts is not None:
             self._fleet = tuple(msgspec.structs.replace(kind, cuts=settings.cuts) for kind in self._fleet)
-        self._profiles = ProfileSource(backend, self._fleet, progress, force=force)
+        self.progress = progress
+        self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full)
         self._given = _given_profiles(settings)
-        self.corrections = ProfileCorrections()
+        self.corrections = ProfileCorrections() if corrections is None else corrections
 
     @asynccontextmanager
     async def switched(self, settings: Settings) -> AsyncIterator[Deployment]:
@@ -66,14 +75,21 @@ class DeploymentBuilder:
         """The settings in force."""
         return self._settings
 
-    async def planned(self, deployment: Deployment) -> Deployment:
-        """Return a deployment with a plan for its problem."""
-        # In a thread: a server goes on meanwhile.
+    def measured_profiles(self, deployment: Deployment) -> Profiles:
+        """Return those profiles of a deployment that were measured, not given by the settings."""
+        return {key: profile for key, profile in deployment.problem.profiles.items() if key not in self._given}
+
+    async def planned(self, deployment: Deployment, slowdowns: Mapping[str, float] | None = None) -> Deployment:
+        """Return a deployment with a plan for its problem. slowdowns: of batches, by model, that the plan counts
+        with."""
         problem = deployment.problem
-        slowdowns = self.corrections.factors(problem)
-        slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, slowdowns))
+        counted = self.corrections.factors(problem)
+        for model, slowdown in (slowdowns or {}).items():
+            counted[model] = max(slowdown, counted.get(model, 1.0))
+        # In a thread: a server goes on meanwhile.
+        slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, counted))
         plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner)
-        return msgspec.structs.replace(deployment, plan=plan, slowdowns=slowdowns)
+        return msgspec.structs.replace(deployment, plan=plan, slowdowns=counted)
 
     async def describe(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
         """Return a deployment, with an empty plan, of the models with these names; None: of all in the repository. A
@@ -117,20 +133,26 @@ class DeploymentBuilder:
                 raise NotFoundError(f"no model {name!r} in {str(repository)!r}; a model is one of its folders")
 
     async def _describe_models(self, wanted: Entries, broken: Broken) -> tuple[dict[str, ServableModel], Profiles]:
-        """Return those models that can be served, with their profiles; note the others in `broken`."""
+        """Return those models that can be served, with their profiles; note the others in `broken`.
+
+        All are described before any is measured: what is wrong with one is known at once.
+        """
+        described: dict[str, tuple[ModelInfo, KnownProfiles]] = {}
+        for name, entry in wanted.items():
+            if entry.platform != ENSEMBLE:
+                with _noted(name, broken):
+                    info = await asyncio.to_thread(describe, entry)
+                    described[name] = info, await self._profiles.look_up(entry, self._given)
         served: dict[str, ServableModel] = {}
         profiles: dict[tuple[str, str], Profile] = {}
-        for name, entry in wanted.items():
-            if entry.platform == ENSEMBLE:
-                continue
-            try:
-                info = await asyncio.to_thread(describe, entry)
-                measured = await self._profiles.profiles(entry, info, self._given)
+        unmeasured = [name for name, (_, known) in described.items() if known.missing]
+        for name, (info, known) in described.items():
+            entry = wanted[name]
+            with _noted(name, broken):
+                number = unmeasured.index(name) + 1 if name in unmeasured else 0
+                measured = await self._profiles.measured(entry, info, known, number, len(unmeasured))
                 delay = self._settings.max_queue_delay or 0.0
                 model = model_of(self._model_settings(name), entry, info, measured, delay)
-            except ModelError as error:
-                broken[name] = str(error)
-            else:
                 served[name] = ServableModel(entry=entry, info=info, model=model)
                 profiles |= {(name, profile.kind): profile for profile in measured}
         return served, profiles
@@ -150,6 +172,15 @@ class DeploymentBuilder:
 
     def _model_settings(self, name: str) -> ModelSettings:
         return next((model for model in self._settings.models if model.name == name), ModelSettings(name=name))
+
+
+@contextmanager
+def _noted(name: str, broken: Broken) -> Iterator[None]:
+    """Note in `broken` why a model cannot be served, where the block finds out."""
+    try:
+        yield
+    except ModelError as error:
+        broken[name] = str(error)
 
 
 def check_serves_something(deployment: Deployment) -> None:

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
 from cotenant.app.running_server import Addresses, RunningServer
-from cotenant.app.server_state import StateFile, kept, restored, state_key, state_path
+from cotenant.app.server_state import StateFile, kept, state_key, state_path
 from cotenant.app.solver import BackgroundSolver
+from cotenant.app.startup import Prepare, prepare_deployment, telling
 from cotenant.backends import Backend
 from cotenant.config import Settings
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.rate_forecast import HoltWintersForecast
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
-from cotenant.live.adaptation import AdaptationOptions, Learnt
+from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.adaptation_driver import Solver
 from cotenant.live.confinement import Confinement
-from cotenant.live.deployment import Deployment
+from cotenant.live.deployment import nothing_yet
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.limits import Limits, grpc_limits, metrics_limits
+from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
 from cotenant.live.tracing import tracing
 
@@ -37,79 +40,51 @@ logger = logging.getLogger(__name__)
 WORKER_GRACE = 1.0  # seconds for workers to exit, once no request is in flight or the grace is over
 
 
-class Assembly(NamedTuple):
-    """Hold everything that a server is started from."""
-
-    settings: Settings
-    backend: Backend
-    builder: DeploymentBuilder
-    deployment: Deployment
-    learnt: Learnt | None = None  # in an earlier run, by the same plan
-
-
-async def assemble(
-    settings: Settings,
-    backend: Backend,
-    *,
-    models: Collection[str] | None = None,
-    progress: Progress = ignore_progress,
-) -> Assembly:
-    """Build the deployment that settings ask for: profile the models where needed, and plan.
-
-    models: those to serve; None: all of the repository. Raises CotenantError.
-    """
-    read_access(settings.access), http_tls(settings.access)  # a file that is wrong is known before anything is measured
-    builder = DeploymentBuilder(settings, backend, progress)
-    if not settings.adapt:
-        return Assembly(settings, backend, builder, await builder.build(models))
-    if settings.forecast is not None:
-        await asyncio.to_thread(HoltWintersForecast, settings.forecast)  # what it needs may not be installed
-    described = await builder.describe(models)
-    file = StateFile(state_path(settings))
-    learnt = await asyncio.to_thread(file.load, state_key(described, settings))
-    builder.corrections.known |= await asyncio.to_thread(file.corrections)
-    before = None if learnt is None else restored(described, learnt)
-    if before is not None:
-        return Assembly(settings, backend, builder, before, learnt)
-    return Assembly(settings, backend, builder, await builder.planned(described))
-
-
 @asynccontextmanager
 async def running(
-    assembly: Assembly,
+    settings: Settings,
+    backend: Backend,
+    prepare: Prepare | None = None,
+    *,
+    progress: Progress = ignore_progress,
     read: Callable[[], Settings] | None = None,
     on_reload: Callable[[Settings], None] | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run a server within the block: it is ready when the block begins, and drained and stopped when it ends, also by
     an exception.
 
-    read: returns the settings as they are now, for a reload; None: those of the assembly. on_reload: called with the
-    settings that a reload has put in force.
+    prepare: makes the first deployment; None: all of the repository. progress: receives each point that is profiled.
+    read: returns the settings as they are now, for a reload; None: these. on_reload: called with the settings that a
+    reload has put in force.
 
-    Sockets come first, so that a port in use is known before any model is loaded. Raises ConfigError, WorkerError,
-    DeviceError where it does not start.
+    Sockets come first: a port in use is known before anything is measured, and whoever asks is told how far the server
+    is. Raises CotenantError where it does not start.
     """
-    settings, backend, builder, deployment, learnt = assembly
-    check_serves_something(deployment)
+    access, tls = read_access(settings.access), http_tls(settings.access)  # wrong files are known at once, too
+    if settings.adapt and settings.forecast is not None:
+        await asyncio.to_thread(HoltWintersForecast, settings.forecast)  # what it needs may not be installed
+    corrections = ProfileCorrections()
     async with tracing(settings.otlp_endpoint) as tracer, _opened(settings.event_log) as log:
         server = Server(
-            deployment,
+            nothing_yet(),
             backend,
-            builder.build,
+            lambda names, samples: builder.build(names, samples),  # which tells the server of its progress
             warm_workers=settings.warm_workers,
             confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
             memory_policy=MemoryPolicy(settings.rollout_memory),
-            adaptation=_adaptation(settings, learnt, builder),
+            adaptation=_adaptation(settings, corrections),
             log=log,
             tracer=tracer,
         )
+        told = telling(server.starting, progress)
+        builder = DeploymentBuilder(settings, backend, told, corrections=corrections)
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
-        access, tls = read_access(settings.access), http_tls(settings.access)
         http = HttpServer(
             server,
             page=server.page,
             status=server.status,
+            startup=server.startup,
             reload=reloader.reload_for_caller,
             limits=limits,
             access=access,
@@ -131,7 +106,9 @@ async def running(
                 grpc=await _listen(grpc, settings.host, settings.grpc_port),
                 metrics=await _listen(metrics, metrics_host, settings.metrics_port),
             )
-            await server.start()
+            prepared = await (prepare or prepare_deployment)(builder)
+            check_serves_something(prepared.deployment)
+            await server.start(prepared.deployment, prepared.learnt)
             async with _kept(server, builder):
                 yield RunningServer(server, reloader, addresses)
         finally:
@@ -140,19 +117,34 @@ async def running(
             await server.stop(WORKER_GRACE)
 
 
-def _adaptation(settings: Settings, learnt: Learnt | None, builder: DeploymentBuilder) -> AdaptationOptions | None:
+def check_ports(settings: Settings) -> None:
+    """Raise ConfigError for a port that is in use, before work that takes long; `running` binds them itself."""
+    metrics_host = settings.metrics_host or settings.host
+    for what, host, port in (
+        ("HTTP", settings.host, settings.http_port),
+        ("gRPC", settings.host, settings.grpc_port),
+        ("metrics", metrics_host, settings.metrics_port),
+    ):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot serve {what} on {host}:{port}: {error.strerror}; choose another address or port, or stop "
+                    "what holds it"
+                ) from None
+
+
+def _adaptation(settings: Settings, corrections: ProfileCorrections) -> AdaptationOptions | None:
     if not settings.adapt:
         return None
 
     def solver() -> Solver:
         return BackgroundSolver(settings.planner)
 
-    return AdaptationOptions(
-        solver=solver,
-        controller=ControllerOptions(forecast=settings.forecast),
-        rates=None if learnt is None else learnt.rates,
-        corrections=builder.corrections,
-    )
+    controller = ControllerOptions(forecast=settings.forecast)
+    return AdaptationOptions(solver=solver, controller=controller, corrections=corrections)
 
 
 def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextManager[None]:

@@ -14,6 +14,8 @@ from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ConfigError, ModelError
 from cotenant.live.deployment import ServableModel
 from cotenant.planners import Problem
+from cotenant.planners.applications import rates_of_models
+from cotenant.planners.front_end import FrontEnd
 from cotenant.predictors.fitting import with_observations
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import Ensemble
@@ -25,6 +27,11 @@ from cotenant.worker.repository import Entry
 DEFAULT_ROWS = 8
 DEFAULT_SHARE = 500
 MIN_DEFAULT_SLO = 0.05
+
+# A model whose rate nobody knows is planned for ASSUMED_RATE requests/s, or for less where all of these together would
+# keep the devices busy for more than MAX_ASSUMED_WORK of their time.
+ASSUMED_RATE = 1.0
+MAX_ASSUMED_WORK = 0.5
 
 
 def model_of(
@@ -68,8 +75,8 @@ def build_problem(
 ) -> Problem:
     """Return the problem of serving these models. samples: of interference, as observed while serving.
 
-    A model without a rate gets the same rate as any other of them; one that only ensembles use, the rate of their
-    requests for it, with the longest of their targets.
+    A model without a rate is planned for the same small one as any other of them; one that only ensembles use, for the
+    rate of their requests for it, with the longest of their targets.
     """
     given = {model.name: model for model in settings.models}
     applications = [
@@ -89,15 +96,48 @@ def build_problem(
         if servable.ensemble is None:
             models.append(model)
     known = {name: rate for name, rate in rates.items() if rate is not None}
-    return Problem(
+    problem = Problem(
         models=tuple(models),
-        rates={name: known.get(name, 1.0) for name in rates},
+        rates={name: known.get(name, ASSUMED_RATE) for name in rates},
         fleet=tuple(fleet),
         profiles=profiles,
-        objective=settings.objective or ("devices" if len(known) == len(rates) else "rate"),
+        objective=settings.objective or "devices",
         interference=with_observations(settings.interference.predictor(profiles), samples),
         applications=tuple(applications),
+        front_end=_front_end(settings, fleet),
     )
+    if problem.objective == "rate" or len(known) == len(rates):
+        return problem
+    assumed = frozenset(rates.keys() - known.keys())
+    most = MAX_ASSUMED_WORK / max(work_of(problem, {name: problem.rates[name] for name in assumed}), MAX_ASSUMED_WORK)
+    lowered = {name: rate * most if name in assumed else rate for name, rate in problem.rates.items()}
+    return msgspec.structs.replace(problem, rates=lowered, assumed=assumed)
+
+
+def work_of(problem: Problem, rates: Mapping[str, float]) -> float:
+    """Return the part of the devices' time that requests take, one row at a time on the kind that is fastest for it.
+    rates: requests/s by model or application."""
+    devices = sum(1 if kind.count is None else kind.count for kind in problem.fleet)
+    visits = rates_of_models(msgspec.structs.replace(problem, rates=dict(rates)))
+    seconds = {
+        name: min(
+            (
+                profile.latency(1, max(profile.shares))
+                for (model, _), profile in problem.profiles.items()
+                if model == name
+            ),
+            default=0.0,
+        )
+        for name in visits
+    }
+    return sum(rate * seconds[name] for name, rate in visits.items()) / max(devices, 1)
+
+
+def _front_end(settings: Settings, fleet: Collection[Kind]) -> FrontEnd:
+    """Return what the front end costs: the reserve is kept for it, and what it takes beyond that the models lack."""
+    processors = sum(kind.processors for kind in fleet)
+    reserved = processors * settings.reserve / (1 - settings.reserve)
+    return FrontEnd(reserved=reserved, processors=processors)
 
 
 def _default_slo(name: str, profiles: Sequence[Profile]) -> float:

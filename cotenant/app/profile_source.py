@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -17,81 +18,149 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ModelError
 from cotenant.profiling import cache
-from cotenant.profiling.grid import Grid, grid_of, profile_model
+from cotenant.profiling.grid import Grid, coarse_grid_of, grid_of, profile_model
+from cotenant.profiling.machine_load import foreign_load, is_busy, measure_load
 from cotenant.worker.repository import Entry, sample_inputs, worker_model
+
+logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """Receive each point that was profiled."""
+    """Receive each point that was profiled. done, total: points of a model, which is the `number`-th of `count` that
+    are profiled."""
 
-    def __call__(self, model: str, done: int, total: int) -> None: ...
+    def __call__(self, model: str, done: int, total: int, number: int, count: int) -> None: ...
 
 
-def ignore_progress(model: str, done: int, total: int) -> None:
+def ignore_progress(model: str, done: int, total: int, number: int, count: int) -> None:
     """Show nothing."""
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Describe a profile that has to be measured. key: in the cache."""
+
+    kind: Kind
+    grid: Grid
+    key: str
+
+
+class KnownProfiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold what is known of a model's profiles, by kind, and what is not."""
+
+    known: dict[str, Profile]
+    missing: tuple[Missing, ...]
 
 
 class ProfileSource:
     """Give profiles of models on the kinds of a backend's devices.
 
-    force: measure again what was measured in an earlier run.
+    force: measure again what was measured in an earlier run. full: measure every point of the grid; otherwise a few do,
+    where there is no full profile. A profile that was measured on a busy machine is measured again on a quiet one.
     """
 
-    def __init__(self, backend: Backend, kinds: Collection[Kind], progress: Progress, *, force: bool) -> None:
+    def __init__(
+        self, backend: Backend, kinds: Collection[Kind], progress: Progress, *, force: bool, full: bool = False
+    ) -> None:
         self._backend = backend
         self._kinds = kinds
         self._progress = progress
         self._force = force
+        self._full = full
         self._measured: dict[str, Profile] = {}  # by cache key
+        self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
 
     async def profiles(self, entry: Entry, info: ModelInfo, given: Profiles) -> list[Profile]:
         """Return a model's profile on every kind. given: profiles to use instead of measurements. Raises ModelError."""
-        profiles = []
-        for kind in self._kinds:
-            known = given.get((entry.name, kind.name))
-            profiles.append(await self._profile(entry, info, kind) if known is None else known)
-        return profiles
+        return await self.measured(entry, info, await self.look_up(entry, given), 1, 1)
 
-    async def _profile(self, entry: Entry, info: ModelInfo, kind: Kind) -> Profile:
+    async def look_up(self, entry: Entry, given: Profiles) -> KnownProfiles:
+        """Return what is known of a model's profiles, without measuring anything. Raises ModelError."""
+        known: dict[str, Profile] = {}
+        missing: list[Missing] = []
+        for kind in self._kinds:
+            profile = given.get((entry.name, kind.name))
+            if profile is None:
+                profile, wanted = await self._look_up(entry, kind)
+                missing += [] if wanted is None else [wanted]
+            if profile is not None:
+                known[kind.name] = profile
+        return KnownProfiles(known=known, missing=tuple(missing))
+
+    async def measured(
+        self, entry: Entry, info: ModelInfo, known: KnownProfiles, number: int, count: int
+    ) -> list[Profile]:
+        """Return a model's profile on every kind, once those that are missing are measured. number, count: as progress
+        tells them. Raises ModelError."""
+        profiles = dict(known.known)
+        for missing in known.missing:
+            profile = await self._measure(entry, info, missing, number, count)
+            cache.store_profile(missing.key, profile)
+            self._measured[missing.key] = profiles[missing.kind.name] = profile
+        return [profiles[kind.name] for kind in self._kinds]
+
+    async def _look_up(self, entry: Entry, kind: Kind) -> tuple[Profile | None, Missing | None]:
         if self._backend.name == "fake":
             raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
-        grid = grid_of(kind)
-        key = await asyncio.to_thread(
-            cache.cache_key,
-            entry.path,
-            str(msgspec.json.encode(entry.config.fields)),
+        grids = [grid_of(kind), coarse_grid_of(kind)]
+        wanted = grids[0] if self._full else grids[1]
+        digest = await asyncio.to_thread(cache.file_digest, entry.path)
+        for grid in grids[:1] if self._full else grids:
+            key = self._key(entry, kind, grid, digest)
+            profile = self._measured.get(key) or (None if self._force else cache.load_profile(key))
+            if profile is not None and not await self._outdated(profile):
+                self._measured[key] = profile
+                # The same file may stand under another name.
+                return Profile(entry.name, kind.name, profile.points), None
+        return None, Missing(kind, wanted, self._key(entry, kind, wanted, digest))
+
+    async def _outdated(self, profile: Profile) -> bool:
+        """Return whether a profile was measured on a machine that was busy, and is not any more."""
+        if not is_busy(profile):
+            return False
+        if self._quiet is None:
+            load = await asyncio.to_thread(measure_load)
+            self._quiet = load is not None and not load.busy
+        return self._quiet
+
+    def _key(self, entry: Entry, kind: Kind, grid: Grid, digest: str) -> str:
+        return cache.cache_key(
+            digest,
+            str(msgspec.json.encode(entry.config.fields, order="deterministic")),  # protobuf's maps have no order
             cache.machine_fingerprint() if kind.name == "cpu" else kind.name,
             self._backend.with_ceilings().isolation(),
             self._backend.capacity_fingerprint(),
             f"cotenant {__version__}, {_runtime(entry)}",
             str(grid),
         )
-        known = self._measured.get(key) or (None if self._force else cache.load_profile(key))
-        if known is None:
-            known = await self._measure(entry, info, kind, grid)
-            cache.store_profile(key, known)
-        self._measured[key] = known
-        return Profile(entry.name, kind.name, known.points)  # the same file may stand under another name
 
-    async def _measure(self, entry: Entry, info: ModelInfo, kind: Kind, grid: Grid) -> Profile:
+    async def _measure(self, entry: Entry, info: ModelInfo, missing: Missing, number: int, count: int) -> Profile:
         """Measure a model on the first device of a kind."""
-        name = entry.name if len(self._kinds) == 1 else f"{entry.name} on {kind.name}"
+        name = entry.name if len(self._kinds) == 1 else f"{entry.name} on {missing.kind.name}"
         done = 0
 
         def measured(points: int) -> None:
             nonlocal done
             done += points
-            self._progress(name, done, grid.points)
+            self._progress(name, done, missing.grid.points, number, count)
 
+        measured(0)
         rng = np.random.default_rng(0)
-        return await profile_model(
+        profile = await profile_model(
             self._backend,
             worker_model(entry, info),
             lambda rows: sample_inputs(entry, info, rows, rng),
-            kind=kind.name,
-            grid=grid,
+            kind=missing.kind.name,
+            grid=missing.grid,
             measured=measured,
         )
+        if is_busy(profile):
+            logger.warning(
+                "%s was profiled while other programs used %.0f %% of the processors; that is done again on a quiet "
+                "machine",
+                name,
+                100 * foreign_load(profile),
+            )
+        return profile
 
 
 def _runtime(entry: Entry) -> str:

@@ -21,6 +21,7 @@ import msgspec
 
 from cotenant.config import Settings
 from cotenant.core.identity import decode_identity
+from cotenant.core.profile import slowed_profiles
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
@@ -28,7 +29,6 @@ from cotenant.live.profile_corrections import ProfileCorrection, ProfileCorrecti
 from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.check import check
 from cotenant.planners.rates import at_rates, rescaled_plan
-from cotenant.planning.replan import slowed_profiles
 from cotenant.profiling import cache
 
 logger = logging.getLogger(__name__)

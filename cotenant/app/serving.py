@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike
 
 from cotenant.app.arrays import Arrays
 from cotenant.app.backend import create_backend
-from cotenant.app.lifecycle import assemble, running
+from cotenant.app.lifecycle import running
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.settings import Source, settings_from
+from cotenant.app.startup import preparing
 from cotenant.backends import Backend
 from cotenant.errors import UnavailableError
 from cotenant.live.deployment import Deployment
@@ -49,8 +50,8 @@ async def serving(
     settings = settings_from(source)
     used = backend or create_backend(settings)
     try:
-        assembly = await assemble(settings, used, models=models, progress=progress)
-        async with running(assembly, lambda: settings_from(source)) as server:
+        prepare = preparing(models)
+        async with running(settings, used, prepare, progress=progress, read=lambda: settings_from(source)) as server:
             yield server
     finally:
         if backend is None:

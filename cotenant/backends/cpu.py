@@ -61,7 +61,16 @@ class Cpu:
         installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         memory = int(min(installed, cgroup.memory_limit()))
         cuts = tuple(range(CUT, WHOLE + 1, CUT))
-        return (Kind(name="cpu", memory=memory, cuts=cuts, in_place=self._same_threads(), batches_grow=True),)
+        return (
+            Kind(
+                name="cpu",
+                memory=memory,
+                cuts=cuts,
+                in_place=self._same_threads(),
+                batches_grow=True,
+                processors=self.capacity,
+            ),
+        )
 
     def _same_threads(self) -> tuple[int, ...]:
         """The largest shares that have one thread, two threads, …: a session keeps the threads that it was made

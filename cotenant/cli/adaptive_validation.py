@@ -173,7 +173,8 @@ def simulated_run(
     seed: int,
 ) -> AdaptiveRunReport:
     """Simulate the load that was sent live. entries: the live controller's, for how long solving and rollouts took."""
-    from cotenant.planning.replan import Replanner, slowed_profiles
+    from cotenant.core.profile import slowed_profiles
+    from cotenant.planning.replan import Replanner
     from cotenant.sim.adaptation import Adaptation
     from cotenant.sim.run import simulate
 

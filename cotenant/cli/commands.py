@@ -115,10 +115,12 @@ def demo(
     """Build example models, profile, plan and serve them, send real requests and load, and report."""
     import uvloop
 
+    from cotenant.app.lifecycle import check_ports
     from cotenant.cli.demo import build_zoo, run
 
     addresses = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     settings = load_settings(None, model_repository, planner, **addresses)
+    check_ports(settings)
     built = build_zoo(model_repository, None, seed, quiet=json)  # not within a loop, whose end would wait for it
     uvloop.run(run(built, settings, keep=keep, seconds=duration, scale=scale, plot=plot, seed=seed, json=json))
 
@@ -133,6 +135,10 @@ def examples(
         bool,
         typer.Option("--torch", help="Build PyTorch models, for GPUs; `gpulet` and `kace` name the papers' sets."),
     ] = False,
+    files: Annotated[
+        Path | None,
+        typer.Option("--files", metavar="FOLDER", help="Copy the example files of the documentation there and exit."),
+    ] = None,
     seed: Seed = 0,
     list_: Annotated[bool, typer.Option("--list", help="List the models that can be built and exit.")] = False,
     json: Json = False,
@@ -147,6 +153,14 @@ def examples(
         else:
             for name, recipe in recipes.items():
                 console.print(f"{name:16} {recipe.summary}", highlight=False)
+        return
+    if files is not None:
+        if names or torch:
+            raise ConfigError("--files copies problem, profile and workload files; it builds no models")
+        from cotenant.cli.example_files import copy_examples
+
+        for path in copy_examples(files):
+            print_written(path)
         return
     from cotenant.cli.demo import build_zoo
 
@@ -177,6 +191,7 @@ def profile(
 ) -> None:
     """Profile the models of a repository over batch size and share of a device. Results are cached."""
     from cotenant.core.profile import write_profiles
+    from cotenant.profiling.machine_load import foreign_load, is_busy
     from cotenant.render.figure import check_drawable
     from cotenant.render.profiles import profile_table, save_profiles
 
@@ -191,10 +206,14 @@ def profile(
             raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
         existing_samples(pairs)  # an error now, not after minutes
     server_settings = load_settings(settings, model_repository)
-    deployment = load_unplanned(server_settings, force=force)
+    deployment = load_unplanned(server_settings, force=force, full=True)
     profiles = list(deployment.problem.profiles.values())
     for name, reason in deployment.broken.items():
         print_labelled("not profiled:", f"{name}: {reason}")
+    for each in profiles:
+        if is_busy(each):
+            part = f"{100 * foreign_load(each):.0f} % of the processors"
+            print_labelled("busy machine:", f"other programs used {part} while {each.model} was profiled")
     text = write_profiles(profiles)
     if output is not None:
         write_file(output, text)

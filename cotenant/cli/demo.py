@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,12 @@ import numpy as np
 from rich.text import Text
 
 from cotenant.app.backend import create_backend
-from cotenant.app.lifecycle import assemble, running
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.lifecycle import running
 from cotenant.app.running_server import Addresses, RunningServer
+from cotenant.app.startup import Prepared
 from cotenant.cli.client import body_of, infer
+from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
@@ -24,6 +28,7 @@ from cotenant.config import ModelSettings, Settings
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
 from cotenant.measure.report import ModelReport, Report
+from cotenant.profiling.machine_load import describe_load, measure_load, slowdowns_under
 from cotenant.render.plan_figure import save_plan
 from cotenant.render.report import report_table
 from cotenant.render.table import table
@@ -45,19 +50,29 @@ async def run(
     async with interruptible():
         settings = demo_settings(settings)
         backend = create_backend(settings)
-        with profile_progress() as progress:
-            assembly = await assemble(settings, backend, models=[model.name for model in built], progress=progress)
-        save_plan(assembly.deployment.plan, plot)
-        if not json:
-            show_deployment(assembly.deployment, backend.isolation())
-            console.print(f"drawn in {plot}", highlight=False)
+
+        async def prepare(builder: DeploymentBuilder) -> Prepared:
+            described = await builder.describe([model.name for model in built])
+            load = await asyncio.to_thread(measure_load) if backend.name == "cpu" else None
+            slowdowns = slowdowns_under(load, described.problem.profiles)
+            if load is not None and load.busy and not json:
+                print_labelled("busy machine:", describe_load(load, slowdowns), console)
+            chosen = await asyncio.to_thread(plan_demo, described.problem, settings.planner, slowdowns)
+            deployment = msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan)
+            save_plan(deployment.plan, plot)
+            if not json:
+                _show_rates(chosen)
+                show_deployment(deployment, backend.isolation())
+                console.print(f"drawn in {plot}", highlight=False)
+            return Prepared(deployment)
+
         raise_file_limit()
-        async with running(assembly) as server:
+        async with AsyncExitStack() as stack:
+            with profile_progress() as progress:
+                server = await stack.enter_async_context(running(settings, backend, prepare, progress=progress))
             tune_for_latency()
             addresses = server.addresses
-            examples = {
-                name: example_request(name, np.random.default_rng(seed)) for name in _placed(assembly.deployment)
-            }
+            examples = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(server.deployment)}
             if not json:
                 show_addresses(addresses)
                 console.print("try:", _example(addresses, examples, plot.parent), highlight=False, soft_wrap=True)
@@ -73,6 +88,21 @@ async def run(
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
+
+
+def _show_rates(chosen: DemoPlan) -> None:
+    """Say what the demo asks of the machine, and what of that it cannot have."""
+    for line in chosen.missed:
+        print_labelled("cannot be kept:", line, console)
+    if chosen.fraction < 1:
+        console.print(f"asking for {chosen.fraction * 100:.0f} % of these rates instead", highlight=False)
+    rates = sum(chosen.problem.rates.values())
+    console.print(
+        f"rates: {rates:.0f} requests/s in all, which take {chosen.fraction * DEMO_WORK * 100:.0f} % of the machine; "
+        "the rest is headroom for the server, this program, others and chance",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _violation(row: ModelReport) -> str:
@@ -103,13 +133,13 @@ def build_zoo(
 
 
 def demo_settings(settings: Settings) -> Settings:
-    """Add the example models: their targets, and rates in fixed proportions, as large as the machine can serve."""
+    """Add the example models: their targets, and rates in fixed proportions, to be scaled once they are profiled."""
     return msgspec.structs.replace(
         settings,
         models=tuple(
             ModelSettings(name=name, slo=recipe.slo, rate=recipe.weight) for name, recipe in ZOO.items() if recipe.demo
         ),
-        objective="rate",
+        objective="rate",  # of benchmarks, which want the limit; the demo asks for less
         adapt=False,  # the report is held against the plan
     )
 

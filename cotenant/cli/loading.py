@@ -34,15 +34,17 @@ def load_settings(
     return msgspec.structs.replace(read_settings(settings), **given)
 
 
-def load_unplanned(settings: Any, *, force: bool = False) -> Any:
-    """Return the deployment that settings ask for, with an empty plan, showing progress of profiling."""
+def load_unplanned(settings: Any, *, force: bool = False, full: bool = False) -> Any:
+    """Return the deployment that settings ask for, with an empty plan, showing progress of profiling.
+
+    full: profile every point of the grid."""
     from cotenant.app.backend import create_backend
     from cotenant.app.deployment_builder import DeploymentBuilder
 
     backend = create_backend(settings)
     try:
         with profile_progress() as progress:
-            return asyncio.run(DeploymentBuilder(settings, backend, progress, force=force).describe())
+            return asyncio.run(DeploymentBuilder(settings, backend, progress, force=force, full=full).describe())
     finally:
         backend.stop()
 

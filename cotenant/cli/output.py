@@ -21,6 +21,7 @@ from cotenant.core.application import Application
 from cotenant.core.model import Model
 from cotenant.core.units import show_seconds
 from cotenant.planners.forecast import Forecast
+from cotenant.profiling.pace import ProfilingPace
 from cotenant.render.table import table
 
 T = TypeVar("T")
@@ -74,13 +75,19 @@ def forecast_table(forecast: Forecast, targets: Iterable[Model | Application]) -
 
 
 class ProfileProgress:
-    """Show a bar for each model that is being profiled, from its first point on."""
+    """Show a bar for each model that is being profiled, from its first point on; where there is no terminal, a line."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
+        self._pace = ProfilingPace()
 
-    def __call__(self, model: str, done: int, total: int) -> None:
+    def __call__(self, model: str, done: int, total: int, number: int = 1, count: int = 1) -> None:
+        words = self._pace(model, done, total, number, count)
+        if not aside.is_terminal:
+            if done == 0:
+                aside.print(words, highlight=False, soft_wrap=True)
+            return
         if model not in self._tasks:
             self._progress.start()
             self._tasks[model] = self._progress.add_task(model, total=total)

@@ -77,19 +77,26 @@ def reproduce(
 
 def experiment_titles() -> dict[str, str]:
     """What each experiment shows, by name. Raises ConfigError where there is no checkout."""
-    folder = CHECKOUT / "experiments"
+    folder = _experiments()
     files = sorted(file for pattern in ("fig[0-9]*.py", "table[0-9]*.py") for file in folder.glob(f"*/{pattern}"))
-    if not files:
-        raise ConfigError(
-            f"{folder}: no experiments; they are not part of the installed package: get a checkout of Cotenant and "
-            "install it with `pip install --editable .`"
-        )
     names = [f"{file.parent.name}/{file.stem}" for file in files]
     return {name: experiment_module(name).TITLE for name in names}
 
 
+def _experiments() -> Path:
+    folder = CHECKOUT / "experiments"
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder}: no experiments and no published data; they are not part of the installed package: get a "
+            "checkout of Cotenant and install it with `pip install --editable .`"
+        )
+    return folder
+
+
 def experiment_module(name: str) -> Any:
-    """Return the module of an experiment, from the folder next to the package."""
+    """Return the module of an experiment, from the folder next to the package. Raises ConfigError where there is no
+    checkout."""
+    _experiments()
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
     return importlib.import_module(f"experiments.{name.replace('/', '.')}")

@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 
 from cotenant.app.backend import create_backend
-from cotenant.app.lifecycle import assemble, running
+from cotenant.app.lifecycle import running
 from cotenant.app.running_server import Addresses
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import Interrupted, interruptible
@@ -35,14 +35,15 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
     backend = create_backend(settings)
     raise_file_limit()
     async with until_terminated() as stopping, reload_signals(stopping) as reload:
-        with profile_progress() as progress:
-            assembly = await assemble(settings, backend, progress=progress)
 
         def on_reload(current: Settings) -> None:
             set_up_log(current.log_level, current.log_format, access=current.access_log)
             show_reloaded(server.deployment, json=json)
 
-        async with running(assembly, read, on_reload) as server:
+        async with AsyncExitStack() as stack:
+            with profile_progress() as progress:
+                started = running(settings, backend, progress=progress, read=read, on_reload=on_reload)
+                server = await stack.enter_async_context(started)
             tune_for_latency()
             if json:
                 # On one line: the parent process that reads it knows that it is complete.

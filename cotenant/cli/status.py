@@ -87,7 +87,8 @@ def status_view(status: Status) -> RenderableType:
         rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
-    return Group(models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
+    starting = [Text(f"starting: {status.startup}")] if status.startup else []
+    return Group(*starting, models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
 
 
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:

@@ -43,6 +43,8 @@ from cotenant.control.events import (
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 
+HANGING = "took longer than"  # in the reason for which a worker that hangs is killed
+
 
 class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure the supervisor. Durations are in seconds.
@@ -331,7 +333,7 @@ class Supervisor:
         limit = self.options.hang_limit(busy.predicted)
         if lane is None or now - busy.since <= limit:
             return []
-        return self._kill(lane, f"{busy.batch} took longer than {limit:g} s")
+        return self._kill(lane, f"{busy.batch} {HANGING} {limit:g} s")
 
     def _kill(self, lane: _Lane, reason: str) -> list[SupervisorCommand]:
         if lane.killed:

@@ -39,7 +39,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     placements. None: any cuts whose sum is at most the whole.
     in_place: ranges of shares within which a worker's share changes without a new worker, by the last share of each,
     ascending; empty: every share needs a worker of its own. batches_grow: a worker takes larger batches than it was
-    started for.
+    started for. processors: of the server's own machine, that models get of such a device; 0 where it is a GPU.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     geometry: str | None = None
     in_place: tuple[int, ...] = ()
     batches_grow: bool = False
+    processors: float = 0.0
 
     def keeps_worker(self, old: int, new: int) -> bool:
         """Tell whether a worker of one share (‰) can go on with another."""

@@ -133,6 +133,19 @@ class Profile:
 Profiles = Mapping[tuple[str, str], Profile]
 
 
+def slowed_profiles(profiles: Profiles, slowdowns: Mapping[str, float]) -> Profiles:
+    """Return profiles with batches so many times as long, by model."""
+    return {
+        (model, kind): profile if slowdowns.get(model, 1.0) == 1.0 else _slowed(profile, slowdowns[model])
+        for (model, kind), profile in profiles.items()
+    }
+
+
+def _slowed(profile: Profile, slowdown: float) -> Profile:
+    points = (msgspec.structs.replace(point, latency=point.latency * slowdown) for point in profile.points)
+    return Profile(profile.model, profile.kind, points)
+
+
 def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
     """Read profiles from the lines of a CSV file (docs/reference.md, "Profile").
 

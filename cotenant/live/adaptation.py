@@ -37,12 +37,10 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a server adapts. solver: makes what plans anew, once the server is up. controller: how quickly it follows.
-    rates: that the first plan counts with, where they are known from before; see `Adopted`. corrections: of profiles,
-    which those to come join."""
+    corrections: of profiles, which those to come join."""
 
     solver: Callable[[], Solver]
     controller: ControllerOptions = ControllerOptions()
-    rates: dict[str, float] | None = None
     corrections: ProfileCorrections = msgspec.field(default_factory=ProfileCorrections)
 
 
@@ -70,8 +68,8 @@ class Adaptation:
         self._adapting: AdaptationDriver | None = None
         self._solver: Solver | None = None
 
-    def start(self) -> None:
-        """Begin with the deployment in force."""
+    def start(self, learnt: Learnt | None = None) -> None:
+        """Begin with the deployment in force. learnt: what its plan counts with, where that is known from before."""
         _, deployment = self._rollouts.desired
         built = ControllerBuilt.of(deployment.problem, deployment.plan, self._options.controller)
         if self._log is not None:
@@ -89,8 +87,7 @@ class Adaptation:
             log=self._write,
             corrections=self._options.corrections,
         )
-        rates = planned_rates(deployment.problem) if self._options.rates is None else self._options.rates
-        self._adapting.start(rates)
+        self._adapting.start(planned_rates(deployment.problem) if learnt is None else learnt.rates)
 
     def _write(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
         if self._log is not None:

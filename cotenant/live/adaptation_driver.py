@@ -43,6 +43,7 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.planners import Problem
+from cotenant.planners.rates import at_rates
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +268,5 @@ def with_plan(deployment: Deployment, roll: Roll) -> Deployment:
     problem = deployment.problem
     rates = {name: roll.rates.get(name, 0.0) for name in problem.rates}
     return msgspec.structs.replace(
-        deployment,
-        plan=roll.plan,
-        problem=msgspec.structs.replace(problem, rates=rates, objective="devices"),
-        slowdowns=roll.slowdowns,
+        deployment, plan=roll.plan, problem=at_rates(problem, rates), slowdowns=roll.slowdowns
     )

@@ -46,6 +46,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         assert not both, f"models both offered and broken: {', '.join(sorted(both))}"
 
 
+def nothing_yet() -> Deployment:
+    """Return the deployment of a server that starts: it offers nothing."""
+    return Deployment(offered={}, problem=Problem(models=(), rates={}, fleet=(), profiles={}), plan=Plan(planner=""))
+
+
 # Prepares a deployment from the names of the models to serve and the observed interference samples: profiles models
 # without a profile, and plans.
 Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cotenant.core.tensor import ModelInfo
-from cotenant.errors import NotFoundError
+from cotenant.errors import NotFoundError, UnavailableError
 from cotenant.live.oip import IndexEntry
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
@@ -22,12 +22,14 @@ class ModelRepository:
 
     def model(self, name: str, version: str = "") -> ModelInfo:
         """Return the metadata of a model. Raises NotFoundError for an unknown name or version, and, with the reason,
-        for a model that cannot be served."""
+        for a model that cannot be served; UnavailableError where the server starts and does not know it yet."""
         deployment = self._state.deployment
         offered = deployment.offered.get(name)
         if offered is None:
             if name in deployment.broken:
                 raise NotFoundError(f"model '{name}' cannot be served: {deployment.broken[name]}")
+            if self._state.startup:
+                raise UnavailableError(f"the server is starting: {self._state.startup}", retry_after=1.0)
             known = ", ".join(sorted(deployment.offered)) or "none"
             raise NotFoundError(f"unknown model '{name}'; there are: {known}")
         info = offered.info

@@ -107,14 +107,29 @@ class Server:
 
     # Its life
 
-    async def start(self) -> None:
+    def starting(self, how_far: str) -> None:
+        """Hear how far the start of the server is, in words."""
+        self._state.startup = how_far
+
+    def startup(self) -> str:
+        """Return how far the start of the server is, in words; empty once it has started."""
+        return self._state.startup
+
+    async def start(self, deployment: Deployment | None = None, learnt: Learnt | None = None) -> None:
         """Start the workers, then accept requests. Raises WorkerError, with nothing left behind, where one does not
-        become ready."""
+        become ready.
+
+        deployment: the first one; None: that which the server was made with. learnt: what adaptation begins with.
+        """
+        first = self._first if deployment is None else deployment
+        self._state.deployment = first
+        self.starting("starting the workers")
         self.page.start()
-        await self._deployments.start(self._first)
+        await self._deployments.start(first)
         self._inference.open()
+        self.starting("")
         if self._adaptation is not None:
-            self._adaptation.start()
+            self._adaptation.start(learnt)
 
     async def drain(self, grace: float) -> None:
         """Accept no further requests, and wait for those in flight, for `grace` seconds at most."""

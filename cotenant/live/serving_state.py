@@ -13,7 +13,8 @@ class ServingState:
     """Hold the deployment in force and its lanes. Each attribute is replaced as a whole, never changed in place.
 
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
-    (UNLOADING). accepting: whether requests are admitted; the inference service writes it.
+    (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
+    of the server is, in words; empty once it has started.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -21,6 +22,7 @@ class ServingState:
         self.lanes: Mapping[LaneId, LaneAssignment] = {}
         self.transitions: Mapping[str, str] = {}
         self.accepting = False
+        self.startup = ""
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

@@ -163,7 +163,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
-    come from outside, by model. adaptation: None where the plan stays as it was made."""
+    come from outside, by model. startup: how far the start is, in words; empty once the server has started. adaptation:
+    None where the plan stays as it was made."""
 
     backend: str
     isolation: str
@@ -175,6 +176,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     models: list[IndexEntry]
     statistics: dict[str, ModelStatus]
     workers: list[WorkerStatus]
+    startup: str = ""
     adaptation: AdaptationStatus | None = None
 
     def rows(self, plan: Plan) -> list[list[str]]:

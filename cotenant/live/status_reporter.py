@@ -92,6 +92,7 @@ class StatusReporter:
                 msgspec.structs.replace(worker, memory=memory[worker.pid]) if worker.pid is not None else worker
                 for worker in seen.workers
             ],
+            startup=self._state.startup,
             adaptation=seen.adaptation,
         )
 

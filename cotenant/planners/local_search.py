@@ -14,7 +14,7 @@ import msgspec
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import PartitionDraft, batched_partitions
+from cotenant.planners.capacity import PartitionDraft, batched_partitions, partitions_with_batches
 from cotenant.planners.forecast import forecast
 
 MAX_MOVES = 100  # moves tried for one plan
@@ -73,6 +73,18 @@ def rebatched_plan(plan: Plan, problem: Problem) -> Plan | None:
     devices = []
     for device in plan.devices:
         partitions = batched_partitions(problem, problem.kind(device.kind), _drafts(device), full=True)
+        if partitions is None:
+            return None
+        devices.append(msgspec.structs.replace(device, partitions=partitions))
+    return msgspec.structs.replace(plan, devices=tuple(devices))
+
+
+def with_same_batches(plan: Plan, problem: Problem) -> Plan | None:
+    """Return the plan with the latencies that its batches have for a problem; None where they miss a target."""
+    devices = []
+    for device in plan.devices:
+        batches = [[placement.batch for placement in partition.placements] for partition in device.partitions]
+        partitions = partitions_with_batches(problem, problem.kind(device.kind), _drafts(device), batches)
         if partitions is None:
             return None
         devices.append(msgspec.structs.replace(device, partitions=partitions))

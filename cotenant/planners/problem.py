@@ -14,6 +14,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
+from cotenant.planners.front_end import FrontEnd
 from cotenant.predictors import Interference, NoInterference
 
 Objective = Literal["devices", "rate"]
@@ -26,7 +27,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet can
     serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner may
     search for a better plan. bounded: whether to spend time on proving a tight bound. applications: graphs of these
-    models; planners never see any, since their targets are split over the models first.
+    models; planners never see any, since their targets are split over the models first. assumed: models and
+    applications whose rate nobody knows; each gets one worker where that is possible. front_end: what requests cost
+    besides; None: nothing.
     """
 
     models: tuple[Model, ...]
@@ -39,6 +42,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     time_limit: float = 1.0
     bounded: bool = True
     applications: tuple[Application, ...] = ()
+    assumed: frozenset[str] = frozenset()
+    front_end: FrontEnd | None = None
 
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""

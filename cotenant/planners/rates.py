@@ -13,7 +13,7 @@ from cotenant.planners.problem import Problem
 
 def at_rates(problem: Problem, rates: dict[str, float]) -> Problem:
     """Return the problem of serving these rates, in requests/s by model."""
-    return msgspec.structs.replace(problem, rates=rates, objective="devices")
+    return msgspec.structs.replace(problem, rates=rates, objective="devices", assumed=frozenset())
 
 
 def at_scale(problem: Problem, scale: float) -> Problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from functools import partial
 
 import msgspec
 
@@ -14,9 +13,11 @@ from cotenant.planners.applications import without_applications
 from cotenant.planners.candidates import with_provenance
 from cotenant.planners.headroom import with_headroom
 from cotenant.planners.largest_rate import largest_scale
-from cotenant.planners.portfolio import choose_planner
+from cotenant.planners.one_worker_each import one_worker_each
+from cotenant.planners.portfolio import PlannerChoice, choose_planner
 from cotenant.planners.scale_search import largest_accepted_scale, meets_slos
 from cotenant.planners.slo_budget import split_slo_budgets, with_slo_budget
+from cotenant.planning.front_end import plan_with_front_end
 from cotenant.planning.priority import keeps_priorities, plan_by_priority
 from cotenant.planning.stage_timer import StageTimer
 from cotenant.planning.validator import Validator
@@ -29,13 +30,15 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     """Plan for a problem, in these stages:
 
     1. split the SLOs of applications over their stages;
-    2. ask the planner and its portfolio for candidates: for the rates, or for their largest multiple;
+    2. ask the planner and its portfolio for candidates: for the rates, or for their largest multiple; where rates are
+       assumed, give each model one worker instead if that serves them;
     3. add headroom for random arrivals, by local search and by planning for larger rates, or lower the multiple, until
        the forecast meets every SLO;
     4. validate by simulation, and retry with tighter targets or lower rates where an SLO is missed;
     5. state a bound that holds for every split, and how the plan came about.
 
-    Where the devices do not suffice for the rates, models of higher priority are served first.
+    Where the devices do not suffice for the rates, models of higher priority are served first. No more is planned than
+    the front end can read, and what that takes of the processors is left to it.
 
     planner: a name. validate: whether to simulate; else the plan is as good as its forecast. portfolio: whether other
     planners are tried beside one that has a portfolio.
@@ -43,35 +46,64 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     Raises PlanError for an unknown planner, and for a problem that it has no plan for.
     """
     begun = time.perf_counter()
-    made = _plan(problem, planner, validate=validate, portfolio=portfolio)
-    if problem.objective == "devices" and made.unserved and not keeps_priorities(made, problem):
-        part = partial(_plan, planner=planner, validate=validate, portfolio=portfolio)
-        made = plan_by_priority(part, problem)
+    choice = choose_planner(planner, portfolio=portfolio)
+
+    def solve(asked: Problem) -> Plan:
+        made = _solve(choice, asked, validate=validate)
+        if asked.objective == "devices" and made.unserved and not keeps_priorities(made, asked):
+            return plan_by_priority(lambda part: _solve(choice, part, validate=validate), asked)
+        return made
+
+    made = solve(problem) if problem.front_end is None else plan_with_front_end(solve, problem, problem.front_end)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
 
 
-def _plan(problem: Problem, planner: str, *, validate: bool, portfolio: bool) -> Plan:
+def _solve(choice: PlannerChoice, problem: Problem, *, validate: bool) -> Plan:
     timer = StageTimer()
-    choice = choose_planner(planner, portfolio=portfolio)
     with timer.stage("slo_budget"):
         split = split_slo_budgets(choice.plan, problem)
     asked = without_applications(problem, split)
     validator = Validator(problem, split, timer)
     ask = timer.timed("candidates", choice.plan)
     with timer.stage("headroom"):
-        if problem.objective == "devices":
-            made = with_headroom(ask, asked, with_provenance(ask(asked)))
-        else:
-            quick = {name: timer.timed("candidates", other) for name, other in choice.quick.items()}
-            validated = validator.passes_quickly if validate else None
-            made = largest_scale(ask, asked, quick=quick, validate=validated)
-        if validate:
-            retried = _with_tighter_targets if problem.objective == "devices" else _with_lower_rates
-            made = retried(made, ask, problem, asked, validator)
+        made = _one_worker_each(choice.name, asked, validator, validate=validate) if problem.assumed else None
+        if made is None:
+            made = _planned(choice, ask, problem, asked, validator, timer, validate=validate)
     with timer.stage("slo_budget"):
         made = with_slo_budget(choice.plan, problem, made, split)
     stage_s = {stage: round(seconds, 6) for stage, seconds in timer.seconds.items()}
     return with_provenance(made, validation=validator.record(made), stage_s=stage_s)
+
+
+def _one_worker_each(planner: str, asked: Problem, validator: Validator, *, validate: bool) -> Plan | None:
+    """Return the plan with one worker for each model; None where it misses an SLO."""
+    made = one_worker_each(asked, planner)
+    if made is None or not meets_slos(made, asked) or (validate and not validator.validate(made).passed):
+        return None
+    return made
+
+
+def _planned(
+    choice: PlannerChoice,
+    ask: Planner,
+    problem: Problem,
+    asked: Problem,
+    validator: Validator,
+    timer: StageTimer,
+    *,
+    validate: bool,
+) -> Plan:
+    """Return the plan of the planner and its portfolio. ask: that planner, timed."""
+    if problem.objective == "devices":
+        made = with_headroom(ask, asked, with_provenance(ask(asked)))
+    else:
+        quick = {name: timer.timed("candidates", other) for name, other in choice.quick.items()}
+        validated = validator.passes_quickly if validate else None
+        made = largest_scale(ask, asked, quick=quick, validate=validated)
+    if not validate:
+        return made
+    retried = _with_tighter_targets if problem.objective == "devices" else _with_lower_rates
+    return retried(made, ask, problem, asked, validator)
 
 
 def _with_tighter_targets(plan: Plan, ask: Planner, problem: Problem, asked: Problem, validator: Validator) -> Plan:

@@ -15,7 +15,7 @@ import msgspec
 from cotenant.control.adaptation import Solve, Solved, SolveStep
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
-from cotenant.core.profile import Profile, Profiles
+from cotenant.core.profile import slowed_profiles
 from cotenant.core.units import show_rate
 from cotenant.errors import CotenantError, PlanError
 from cotenant.planners import Problem
@@ -142,23 +142,10 @@ class Replanner:
         )
 
 
-def slowed_profiles(profiles: Profiles, slowdowns: Mapping[str, float]) -> Profiles:
-    """Return profiles with batches so many times as long, by model."""
-    return {
-        (model, kind): profile if slowdowns.get(model, 1.0) == 1.0 else _slowed(profile, slowdowns[model])
-        for (model, kind), profile in profiles.items()
-    }
-
-
 def with_devices(problem: Problem, counts: Mapping[str, int]) -> Problem:
     """Return the problem with so many devices of each kind, and without the kinds of which there are none."""
     fleet = [msgspec.structs.replace(kind, count=counts[kind.name]) for kind in problem.fleet if counts.get(kind.name)]
     return msgspec.structs.replace(problem, fleet=tuple(fleet))
-
-
-def _slowed(profile: Profile, slowdown: float) -> Profile:
-    points = (msgspec.structs.replace(point, latency=point.latency * slowdown) for point in profile.points)
-    return Profile(profile.model, profile.kind, points)
 
 
 def _known(problem: Problem, rates: Mapping[str, float]) -> dict[str, float]:

@@ -29,12 +29,15 @@ def machine_fingerprint() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
 
 
-def cache_key(model: Path, *circumstances: str) -> str:
-    """Hash a model file with everything else that its profile depends on."""
-    digest = hashlib.sha256()
+def file_digest(model: Path) -> str:
+    """Hash a model file."""
     with model.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cache_key(model: str, *circumstances: str) -> str:
+    """Hash everything that a model's profile depends on. model: the digest of its file."""
+    digest = hashlib.sha256(model.encode())
     for words in circumstances:
         digest.update(b"\0" + words.encode())
     return digest.hexdigest()[:32]

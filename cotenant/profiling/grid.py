@@ -16,14 +16,17 @@ from contextlib import aclosing
 import msgspec
 
 from cotenant.backends import Backend
+from cotenant.control.supervisor import HANGING
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
+from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
+from cotenant.profiling.machine_load import FOREIGN, available_cores
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import LARGE, Timing, WorkerModel
 
@@ -36,6 +39,16 @@ MAX_BATCHES = 40
 SLOW = 0.1  # seconds; longer batches vary little and cold caches hardly matter to them: two are enough
 GPU_INPUT_SETS = 4
 CPU_PAUSE = 0.01  # seconds
+# Of a short batch more are measured: the smaller the share, the more of the latency is chance.
+SHORT = 0.02  # seconds
+SHORT_SECONDS = 2.0  # factor on the seconds of a point
+MAX_SHORT_BATCHES = 100
+
+# A first profile, in some seconds: what lies between is interpolated.
+COARSE_SHARES = (1000, 250, 50)
+COARSE_BATCHES = (1, 4, 16)
+COARSE_SECONDS = 0.15
+COARSE_LONGEST = 0.4
 ARENA = 1 << 30  # bytes
 
 
@@ -43,7 +56,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """Configure what to measure.
 
     shares: ‰, descending. seconds: to spend on one point; at least two or three batches run. longest: seconds above
-    which a batch is of no use to any plan. memory: bytes of the device; a model that fails on a share, and that took
+    which a batch is of no use to any plan. patience: at least so many times the latency of one row on the largest share
+    is of use. memory: bytes of the device; a model that fails on a share, and that took
     more
     than half of that share's memory on a larger one, is too large for it and gets no points there. inputs: how many
     different batches of inputs take turns. separate_rows: each row is a request of its own, as callers send them; for
@@ -56,6 +70,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[int, ...] = BATCHES
     seconds: float = 0.4
     longest: float = 1.0
+    patience: float = 0.0
     memory: int = 1 << 62
     inputs: int = 1
     separate_rows: bool = False
@@ -70,10 +85,24 @@ def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
     """Return the grid for a kind of device: the legal shares nearest to `shares`."""
     if kind.name == "cpu":
         return Grid(pause=CPU_PAUSE)
-    legal = {nearest_share(share, kind.cuts) for share in shares}
-    return Grid(
-        shares=tuple(sorted(legal, reverse=True)), memory=kind.memory, inputs=GPU_INPUT_SETS, separate_rows=True
+    return Grid(shares=_legal(kind, shares), memory=kind.memory, inputs=GPU_INPUT_SETS, separate_rows=True)
+
+
+def coarse_grid_of(kind: Kind) -> Grid:
+    """Return the grid of a first profile: few points, and none that takes long."""
+    full = grid_of(kind)
+    return msgspec.structs.replace(
+        full,
+        shares=COARSE_SHARES if kind.name == "cpu" else _legal(kind, COARSE_SHARES),
+        batches=COARSE_BATCHES,
+        seconds=COARSE_SECONDS,
+        longest=COARSE_LONGEST,
+        patience=WHOLE / COARSE_SHARES[1] * 1.5,
     )
+
+
+def _legal(kind: Kind, shares: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({nearest_share(share, kind.cuts) for share in shares}, reverse=True))
 
 
 def nearest_share(share: int, cuts: Sequence[int]) -> int:
@@ -180,9 +209,10 @@ async def measure_profiles(
     reason) if there will be no more points of a model. One worker serves all models of a share, so that it starts once.
 
     A point's latency is the median, in seconds, from handing a batch to the worker to receiving its result. Features:
-    `cv_pct` (coefficient of variation of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (CPU time), on a GPU
-    `cuda_ms` (CUDA events), and for a model that has the worker to itself `start_s` (until it was warm). Memory is the
-    device memory that the model reports or, on a CPU, the memory of the worker.
+    `cv_pct` (coefficient of variation of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (CPU time), `foreign_pct`
+    (percent of the processors that other programs used), on a GPU `cuda_ms` (CUDA events), and for a model that has the
+    worker to itself `start_s` (until it was warm). Memory is the device memory that the model reports or, on a CPU, the
+    memory of the worker.
     """
     points = {name: list(known.get(name, ())) for name in candidates}
     broken: set[str] = set()
@@ -210,9 +240,16 @@ def _missing_batches(model: WorkerModel, points: Sequence[Point], share: int, gr
     """Return the batches that are not measured on a share yet and that some plan could use."""
     batches = [batch for batch in grid.batches if batch <= model.max_batch] or [1]
     known = {point.batch: point.latency for point in points if point.share == share}
-    if any(latency > grid.longest for latency in known.values()):
+    longest = _longest(points, grid)
+    if any(latency > longest for latency in known.values()):
         return []
-    return [batch for batch in batches if batch not in known and _extrapolated(points, share, batch) <= grid.longest]
+    return [batch for batch in batches if batch not in known and _extrapolated(points, share, batch) <= longest]
+
+
+def _longest(points: Sequence[Point], grid: Grid) -> float:
+    """Return the seconds above which a batch of a model with these points is of no use."""
+    first = max(points, key=lambda point: (point.share, -point.batch), default=None)
+    return grid.longest if first is None else max(grid.longest, grid.patience * first.latency)
 
 
 def _too_large(points: Sequence[Point], share: int, grid: Grid) -> bool:
@@ -247,6 +284,8 @@ class _Bench:
         self._numbers = itertools.count(1)
         self._slots = itertools.count()
         self._lane: LaneId | None = None  # the one that is open
+        self._first: dict[str, Point] = {}  # of each model
+        self._foreign = ForeignLoad(available_cores())
 
     async def share(self, share: int, wanted: Mapping[str, Sequence[int]]) -> AsyncIterator[tuple[str, Point | str]]:
         """Measure batches, given by model, on a share."""
@@ -310,24 +349,32 @@ class _Bench:
             try:
                 point = await self._point(name, share, batch)
             except (ModelError, WorkerError) as error:
+                if name in self._first and HANGING in str(error):  # too long for any plan
+                    return
                 yield str(error)
                 return
             yield point
-            if point.latency > self._grid.longest:
+            self._first.setdefault(name, point)
+            if point.latency > self._longest(name):
                 return
+
+    def _longest(self, name: str) -> float:
+        return _longest([self._first[name]] if name in self._first else [], self._grid)
 
     async def _point(self, name: str, share: int, batch: int) -> Point:
         """Measure one batch size. Raises ModelError if the model fails."""
         grid, candidate = self._grid, self._candidates[name]
+        longest = self._longest(name)
         batches = itertools.cycle(candidate.requests(batch, grid, self._arena))
         latencies: list[float] = []
         timings: list[Timing] = []
         begun = time.monotonic()
         first = True
         rest = 0.0
-        required = MIN_BATCHES
+        required, most, seconds = MIN_BATCHES, MAX_BATCHES, grid.seconds
         assert self._lane is not None
-        while len(latencies) < required or (time.monotonic() - begun < grid.seconds and len(latencies) < MAX_BATCHES):
+        self._foreign.read(begun)
+        while len(latencies) < required or (time.monotonic() - begun < seconds and len(latencies) < most):
             await asyncio.sleep(max(grid.pause - rest, 0.0))
             self._listener.waiting = asyncio.get_running_loop().create_future()
             sent = time.monotonic()
@@ -340,12 +387,15 @@ class _Bench:
                 continue  # cold caches, untouched memory
             latencies.append(taken)
             timings.append(timing)
-            if taken > grid.longest:
+            if taken > longest:
                 break  # too long for any plan
             required = MIN_BATCHES if taken < SLOW else MIN_BATCHES - 1
+            if taken < SHORT:
+                most, seconds = MAX_SHORT_BATCHES, grid.seconds * SHORT_SECONDS
         latency = statistics.median(latencies)
         spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
         ordered = sorted(latencies)
+        foreign = self._foreign.read(time.monotonic())
         device = statistics.median(timing.device for timing in timings)
         device_memory = max(timing.memory for timing in timings)
         return Point(
@@ -358,5 +408,6 @@ class _Bench:
                 **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},
                 "cpu_ms": 1e3 * statistics.median(timing.cpu for timing in timings),
                 **({"cuda_ms": 1e3 * device} if device else {}),
+                **({} if foreign is None else {FOREIGN: 100 * foreign}),
             },
         )

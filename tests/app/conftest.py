@@ -1,3 +1,3 @@
-from tests.cli.conftest import folder, models
+from tests.cli.conftest import folder, models, program
 
-__all__ = ["folder", "models"]
+__all__ = ["folder", "models", "program"]

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.problem import ASSUMED_RATE, MAX_ASSUMED_WORK
 from cotenant.backends.fake import Fake
 from cotenant.config import Settings, read_settings
 from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.planners.check import check
+from cotenant.planners.one_worker_each import SOURCE
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample, write_samples
 
@@ -45,7 +47,7 @@ def settings(folder: Path, text: str = "") -> Settings:
 def test_deployment_builder_two_kinds_plans_with_profiles_and_cuts_of_each(folder: Path) -> None:
     profiles = [measured("identity", LARGE, 0.001), measured("identity", CUT, 0.01)]
     (folder / "given.csv").write_text(write_profiles(profiles))
-    builder = DeploymentBuilder(settings(folder, 'profiles = "given.csv"'), Fake((LARGE, CUT)))
+    builder = DeploymentBuilder(settings(folder, 'profiles = "given.csv"\nobjective = "rate"'), Fake((LARGE, CUT)))
     deployment = asyncio.run(builder.build(["identity"]))
     assert deployment.problem.fleet == (LARGE, CUT)
     assert set(deployment.problem.profiles) == {("identity", "large"), ("identity", "cut")}
@@ -54,6 +56,42 @@ def test_deployment_builder_two_kinds_plans_with_profiles_and_cuts_of_each(folde
     assert {device.id for device in deployment.plan.devices} == {"large-0", "large-1", "cut-0"}
     assert sum(len(device.partitions) for device in deployment.plan.devices if device.kind == "cut") <= 2
     assert check(deployment.plan, deployment.problem) == []
+
+
+@pytest.mark.parametrize(("seconds", "rate"), [(0.001, ASSUMED_RATE), (2.0, MAX_ASSUMED_WORK / (2 * 2.0) * 2)])
+def test_deployment_builder_without_rates_plans_one_worker_for_each_model(
+    folder: Path, seconds: float, rate: float
+) -> None:
+    """Two devices: models of 2 s a request may take half of their time."""
+    names = ("identity", "lookup")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, seconds) for name in names]))
+    builder = DeploymentBuilder(settings(folder, 'profiles = "given.csv"'), Fake((LARGE,)))
+    deployment = asyncio.run(builder.build(names))
+    assert deployment.problem.assumed == set(names) and deployment.problem.objective == "devices"
+    assert deployment.problem.rates == pytest.approx(dict.fromkeys(names, rate))
+    assert sorted(placement.model for _, _, placement in deployment.plan.placements()) == sorted(names)
+    assert {device.id for device in deployment.plan.devices} == {"large-0", "large-1"}
+    assert deployment.plan.provenance is not None and deployment.plan.provenance.source == SOURCE
+    assert check(deployment.plan, deployment.problem) == []
+
+
+def test_deployment_builder_given_rates_are_not_multiplied(folder: Path) -> None:
+    names = ("identity", "lookup")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in names]))
+    text = 'profiles = "given.csv"\n[[models]]\nname = "lookup"\nrate = 50'
+    deployment = asyncio.run(DeploymentBuilder(settings(folder, text), Fake((LARGE,))).build(names))
+    assert deployment.problem.assumed == {"identity"}
+    assert deployment.plan.rates() == pytest.approx({"identity": ASSUMED_RATE, "lookup": 50.0})
+
+
+def test_deployment_builder_front_end_has_the_reserve_of_a_processor(folder: Path) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured("identity", LARGE, 0.001)]))
+    path = folder / "cpu.toml"
+    path.write_text('model_repository = "models"\nprofiles = "given.csv"\nbackend = "fake"\ncpu = { reserve = "20%" }')
+    kind = msgspec.structs.replace(LARGE, processors=1.6)
+    deployment = asyncio.run(DeploymentBuilder(read_settings(path), Fake((kind,))).build(["identity"]))
+    front_end = deployment.problem.front_end
+    assert front_end is not None and front_end.processors == 1.6 and front_end.reserved == pytest.approx(0.4)
 
 
 def test_deployment_builder_observed_samples_correct_the_predicted_slowdown(folder: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.app.profile_source import ProfileSource, Progress, ignore_progress
@@ -17,6 +18,7 @@ from cotenant.core.profile import Profile
 from cotenant.errors import DeviceError, ModelError
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid
+from cotenant.profiling.machine_load import MachineLoad, is_busy
 from cotenant.worker.repository import describe, find_model
 from tests.app.test_deployment_builder import CUT, LARGE
 
@@ -44,7 +46,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def grid(kind: Kind) -> Grid:
         return Grid(shares=kind.cuts[:1], batches=(1, 2), seconds=0.01)
 
-    monkeypatch.setattr("cotenant.app.profile_source.grid_of", grid)
+    monkeypatch.setattr("cotenant.app.profile_source.coarse_grid_of", grid)
 
 
 def source(backend: Cut, progress: Progress = ignore_progress) -> ProfileSource:
@@ -52,7 +54,7 @@ def source(backend: Cut, progress: Progress = ignore_progress) -> ProfileSource:
 
 
 def profiles(profile_source: ProfileSource) -> list[Profile]:
-    """Of one model, on both kinds."""
+    """Return the profiles of one model, on both kinds."""
     entry = find_model(Path("models"), "identity")
     return asyncio.run(profile_source.profiles(entry, describe(entry), {}))
 
@@ -60,12 +62,12 @@ def profiles(profile_source: ProfileSource) -> list[Profile]:
 @pytest.mark.usefixtures("quick")
 def test_profile_source_unprofiled_model_is_measured_once_per_kind(folder: Path) -> None:
     backend = Cut()
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[str, int, int, int, int]] = []
     measured = profiles(source(backend, lambda *point: told.append(point)))
     shares = {profile.kind: {point.share for point in profile.points} for profile in measured}
     assert shares == {"large": {500}, "cut": {142}}
     assert {lane.device for lane in backend.lanes} == {"large-0", "cut-0"}
-    assert ("identity on large", 2, 2) in told and told[-1] == ("identity on cut", 2, 2)
+    assert ("identity on large", 2, 2, 1, 1) in told and told[-1] == ("identity on cut", 2, 2, 1, 1)
     backend.lanes.clear()
     again = profiles(source(backend))
     assert [profile.kind for profile in again] == ["large", "cut"]
@@ -83,7 +85,7 @@ def test_profile_source_profile_of_another_backend_is_not_used(
     profiles(source(backend))
     monkeypatch.setattr(backend, what, lambda: "another driver, or another way to share")
     profiles(source(backend))
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 8  # of the full grid and of the coarse one, on two kinds
 
 
 @pytest.mark.usefixtures("quick")
@@ -107,3 +109,43 @@ def test_profile_source_missing_library_fails_only_its_models(folder: Path, monk
     with pytest.raises(ModelError, match=r"model.pt: PyTorch is not installed; run `pip install 'cotenant\[torch\]'`$"):
         asyncio.run(profile_source.profiles(entry, describe(entry), {}))
     assert len(profiles(profile_source)) == 2
+
+
+def test_profile_source_full_profile_is_used_where_there_is_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.app.profile_source.grid_of", lambda kind: Grid(shares=kind.cuts[:1], batches=(1, 2)))
+    monkeypatch.setattr(
+        "cotenant.app.profile_source.coarse_grid_of",
+        lambda kind: Grid(shares=kind.cuts[:1], batches=(1,), seconds=0.01),
+    )
+    first = profiles(source(Cut()))
+    assert {point.batch for profile in first for point in profile.points} == {1}
+    full = ProfileSource(Cut(), (LARGE, CUT), ignore_progress, force=False, full=True)
+    assert {point.batch for profile in profiles(full) for point in profile.points} == {1, 2}
+    assert {point.batch for profile in profiles(source(Cut())) for point in profile.points} == {1, 2}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("used", "measured_again"), [(0.0, True), (1.9, False)])
+def test_profile_source_busy_profile_is_measured_again_on_a_quiet_machine(
+    used: float, measured_again: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.profiling.grid.ForeignLoad.read", lambda self, now: 0.5)
+    assert all(is_busy(profile) for profile in profiles(source(Cut())))
+    monkeypatch.setattr("cotenant.profiling.grid.ForeignLoad.read", lambda self, now: 0.0)
+    monkeypatch.setattr("cotenant.app.profile_source.measure_load", lambda: MachineLoad(used=used, processors=2))
+    assert all(is_busy(profile) for profile in profiles(source(Cut()))) != measured_again
+
+
+@pytest.mark.usefixtures("quick")
+def test_profile_source_order_of_parameters_in_the_configuration_does_not_matter(folder: Path) -> None:
+    backend = Cut()
+    entry = find_model(Path("models"), "identity")
+    one, other = (
+        {"a": {"string_value": "1"}, "b": {"string_value": "2"}},
+        {"b": {"string_value": "2"}, "a": {"string_value": "1"}},
+    )
+    for parameters in (one, other):
+        config = msgspec.structs.replace(entry.config, fields={"parameters": parameters})
+        configured = msgspec.structs.replace(entry, config=config)
+        asyncio.run(source(backend).profiles(configured, describe(entry), {}))
+    assert len(backend.lanes) == 2  # one for each kind

@@ -9,15 +9,17 @@ import msgspec
 import pytest
 
 from cotenant.app import server_state
-from cotenant.app.lifecycle import assemble, running
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.lifecycle import running
 from cotenant.app.server_state import StateFile, kept, restored, state_key, state_path
+from cotenant.app.startup import prepare_deployment
 from cotenant.backends.cpu import Cpu
 from cotenant.config import Settings, read_settings
 from cotenant.core.plan import Plan
+from cotenant.core.profile import slowed_profiles
 from cotenant.live.adaptation import Learnt
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.planners.check import check
-from cotenant.planning.replan import slowed_profiles
 from tests.live.deployment import csv, repository, sample_deployment
 
 SERVE = """
@@ -80,16 +82,16 @@ def test_server_plans_with_corrected_profiles_after_a_restart(tmp_path: Path) ->
     settings = settings_of(tmp_path)
 
     async def main() -> None:
-        first = await assemble(settings, Cpu())
+        first = await prepare_deployment(DeploymentBuilder(settings, Cpu()))
         corrections = ProfileCorrections()
         corrections.correct("identity", 1.5, 512, first.deployment.problem)
         StateFile(tmp_path / "state.sqlite").store("a", learnt_of(first.deployment.plan), corrections.known)
-        again = await assemble(settings, Cpu())
+        again = await prepare_deployment(DeploymentBuilder(settings, Cpu()))
         assert again.deployment.slowdowns == {"identity": 1.5}
         assert corrections.factors(again.deployment.problem) == {"identity": 1.5}, "profiles are as measured"
         slowed = slowed_profiles(first.deployment.problem.profiles, again.deployment.slowdowns)
         assert check(again.deployment.plan, msgspec.structs.replace(first.deployment.problem, profiles=slowed)) == []
-        async with running(again) as server:
+        async with running(settings, Cpu()) as server:
             status = (await server.status()).adaptation
             assert status is not None
             assert status.models["identity"].slowdown == 1.5
@@ -183,23 +185,24 @@ def test_server_starts_with_the_plan_of_its_last_run(tmp_path: Path, caplog: pyt
     caplog.set_level(logging.INFO, "cotenant.app")
 
     async def main() -> None:
-        assembly = await assemble(settings, Cpu())
-        assert assembly.learnt is None
-        async with running(assembly) as server:
+        builder = DeploymentBuilder(settings, Cpu())
+        first = await prepare_deployment(builder)
+        assert first.learnt is None
+        async with running(settings, Cpu()) as server:
             planned = server.deployment.plan
-        learnt = StateFile(tmp_path / "state.sqlite").load(state_key(assembly.deployment, settings))
+        learnt = StateFile(tmp_path / "state.sqlite").load(state_key(first.deployment, settings))
         assert learnt is not None and learnt.plan == planned and learnt.rates == {"identity": 20.0, "lookup": 10.0}
 
-        again = await assemble(settings, Cpu())
+        again = await prepare_deployment(builder)
         assert again.learnt == learnt and again.deployment.plan == planned
-        async with running(again) as server:
+        async with running(settings, Cpu()) as server:
             status = (await server.status()).adaptation
             assert status is not None and status.models["identity"].planned == 20.0
 
         models = tuple(msgspec.structs.replace(model, rate=5.0) for model in settings.models)
-        other = await assemble(msgspec.structs.replace(settings, models=models), Cpu())
+        other = await prepare_deployment(DeploymentBuilder(msgspec.structs.replace(settings, models=models), Cpu()))
         assert other.learnt is None and other.deployment.plan.rate("identity") == pytest.approx(5.0)
-        fixed = await assemble(msgspec.structs.replace(settings, adapt=False), Cpu())
+        fixed = await prepare_deployment(DeploymentBuilder(msgspec.structs.replace(settings, adapt=False), Cpu()))
         assert fixed.learnt is None
 
     asyncio.run(main())

@@ -15,12 +15,13 @@ from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans
+from cotenant.core.profile import slowed_profiles
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
-from cotenant.planning.replan import Replanner, slowed_profiles, with_devices
+from cotenant.planning.replan import Replanner, with_devices
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 500, 600, 800, 1000)

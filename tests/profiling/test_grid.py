@@ -59,7 +59,7 @@ def test_measure_profiles_measures_every_point_of_the_grid(tmp_path: Path) -> No
     for point in found.points:
         assert 0 < point.latency < 1
         assert point.memory > 1 << 20
-        assert set(point.features) == {"cv_pct", "p10_ms", "p90_ms", "p99_ms", "cpu_ms", "start_s"}
+        assert set(point.features) == {"cv_pct", "p10_ms", "p90_ms", "p99_ms", "cpu_ms", "foreign_pct", "start_s"}
         p10, p90, p99 = (point.features[f"p{percent}_ms"] for percent in (10, 90, 99))
         assert p10 <= point.latency * 1e3 * 1.001
         assert point.latency * 1e3 * 0.999 <= p90 <= p99

@@ -23,11 +23,12 @@ from cotenant.live.page.assets import INDEX, SECURITY, asset
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What handlers answer from. page: feeds the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
-    reload: has the settings read again."""
+    startup: says how far the start of the server is, empty once it has started; reload: has the settings read again."""
 
     core: Core
     page: PageFeed | None = None
     status: Callable[[], Awaitable[Any]] | None = None
+    startup: Callable[[], str] = lambda: ""
     reload: Callable[[], Awaitable[None]] | None = None
 
 
@@ -121,7 +122,8 @@ def _live(services: Services, route: Route, request: RequestCycle) -> Any:
 
 def _ready(services: Services, route: Route, request: RequestCycle) -> Any:
     if not services.core.ready():
-        raise InvalidError("the server is not ready")
+        how_far = services.startup()
+        raise InvalidError(f"the server is not ready: {how_far}" if how_far else "the server is not ready")
     return {"ready": True}
 
 

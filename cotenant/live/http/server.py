@@ -23,7 +23,8 @@ from cotenant.live.page import PageFeed
 
 class HttpServer:
     """Serve a core over HTTP. page: feeds what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
-    reload: has the settings read again, on a POST to ``/cotenant/reload``.
+    startup: says how far the start of the server is, empty once it has started; reload: has the settings read again, on
+    a POST to ``/cotenant/reload``.
 
     only_metrics: offer nothing else, for an address that more people may reach. access: who may do what; by default
     everybody everything, but control is for the server's own machine. tls: None to serve in the clear. log_access:
@@ -36,6 +37,7 @@ class HttpServer:
         *,
         page: PageFeed | None = None,
         status: Callable[[], Awaitable[Any]] | None = None,
+        startup: Callable[[], str] = lambda: "",
         reload: Callable[[], Awaitable[None]] | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
@@ -44,7 +46,7 @@ class HttpServer:
         log_access: bool = False,
     ) -> None:
         limits = limits or Limits()
-        services = Services(core=core, page=page, status=status, reload=reload)
+        services = Services(core=core, page=page, status=status, startup=startup, reload=reload)
         self.shedder = LoadShedder(core, time.monotonic)
         self._handler = RequestHandler(
             services,
