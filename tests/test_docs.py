@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
+from benchmarks.mutants.__main__ import read_faults
 from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
@@ -118,6 +119,13 @@ def test_commands_of_docs_and_makefile_name_modules_that_exist() -> None:
     named |= {f"benchmarks.{name}" for name in listed[1].split()}
     missing = sorted(name for name in named if not _exists(root / Path(*name.split("."))))
     assert named and not missing
+
+
+def test_seeded_faults_apply_to_the_tree() -> None:
+    faults = read_faults()
+    assert faults
+    for fault in faults:
+        fault.applied((DOCS.parent / fault.file).read_text())  # raises where its line is not there once
 
 
 def _exists(module: Path) -> bool:
