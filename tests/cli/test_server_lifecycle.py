@@ -42,7 +42,8 @@ def test_serve_under_load_reports_status_and_replays(program: Program, folder: P
 
         status = json.loads(program("status", "--address", server.address, "--json").out)
         assert status["statistics"]["identity"]["outcomes"]["served"] >= served
-        assert {worker["pid"] for worker in status["workers"]} == set(server.workers)
+        serving_pids = {worker["pid"] for worker in status["workers"]}
+        assert serving_pids and serving_pids <= set(server.workers)  # others are started ahead of need
         shown = program("status", "--address", server.address)
         for word in ("identity", "READY", "broken", "UNAVAILABLE", "cpu-0/0"):
             assert word in shown.out
@@ -212,15 +213,17 @@ def test_sigterm_drains_and_is_the_usual_end(folder: Path) -> None:
     (folder / "serve.toml").write_text(text.replace("5s", "10min").replace('"2s"', '"10min"'))
     with serving(folder) as server:
         assert server.works()
-        assert server.workers and all(alive(pid) for pid in server.workers)
-        for pid in server.workers:
+        # One that is started ahead of need may not ignore signals yet.
+        workers = [worker["pid"] for worker in server.ask("GET", "/cotenant/status")[1]["workers"]]
+        assert workers and all(alive(pid) for pid in workers)
+        for pid in workers:
             os.kill(pid, signal.SIGSTOP)
         with in_flight(server) as requests:
             server.process.send_signal(TERMINATE)
             until(lambda: server.ask("GET", "/v2/health/ready")[0] != 200)
-            for pid in (server.process.pid, *server.workers):
+            for pid in (server.process.pid, *workers):
                 os.kill(pid, signal.SIGHUP)
-            for pid in server.workers:
+            for pid in workers:
                 os.kill(pid, signal.SIGCONT)
             assert [request.getresponse().status for request in requests] == [200, 200]
         assert server.end() == (0, "", "")
