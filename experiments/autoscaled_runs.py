@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Observed, Roll, RollEnded, Solve, Solved
-from cotenant.control.controller_built import known_devices
+from cotenant.control.controller_built import ControllerBuilt, known_devices
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
-from cotenant.control.provider import FixedProvider
+from cotenant.control.provider import DeviceProvider, FixedProvider
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.scaling import ScalingPolicy
 from cotenant.core.plan import Plan
@@ -23,23 +24,26 @@ from cotenant.measure.report import Report
 from cotenant.measure.timeline import Timeline
 from cotenant.planners import Planner, Problem
 from cotenant.planners.rates import at_rates
-from cotenant.planning.replan import with_devices
+from cotenant.planning import plan as plan_problem
+from cotenant.planning.replan import Replanner, with_devices
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Command, Event, Reply
-from cotenant.sim.adaptation import Adaptation
+from cotenant.sim.adaptation import Adaptation, ControllerMachine, Solver
 from cotenant.sim.loop import Handle
 from cotenant.sim.recorder import Recorder
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
+SOLVING = 0.5  # seconds that our controller waits for a plan; the others' are at once
 OBSERVED = 2.5  # seconds between observations, of which each period of a policy is a multiple
+OBSERVED_TRACKED = 0.5  # the same of our controller, as in the server
 
 
 class AutoscaledRun(msgspec.Struct, frozen=True):
     """Hold the result of a run.
 
     timeline: by periods of the policy; plans: each with the time in seconds from which it is in force. utilisation: by
-    observations, every `OBSERVED` seconds, the part of all devices of the cluster that ran batches. response_times: by
+    observations, every `observed` seconds, the part of all devices of the cluster that ran batches. response_times: by
     periods, mean seconds of answered requests, `nan` where none was.
     """
 
@@ -48,6 +52,7 @@ class AutoscaledRun(msgspec.Struct, frozen=True):
     report: Report
     utilisation: list[float]
     response_times: list[float]
+    observed: float = OBSERVED
 
 
 class IntervalSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,18 +108,88 @@ def run_autoscaled(
     the true interference. startup: seconds a worker takes to start. first: the plan at the beginning, where it is not
     the planner's for the problem.
     """
-    plan = planner(problem) if first is None else first
+    return run_controlled(
+        problem,
+        environment,
+        planner(problem) if first is None else first,
+        PeriodicController(policy, problem, options),
+        PlannerSolver(problem, planner),
+        workload,
+        seconds=seconds,
+        startup=startup,
+        seed=seed,
+        period=options.period,
+        solve_seconds=0.0,
+    )
+
+
+def run_tracked(
+    problem: Problem,
+    environment: Problem,
+    workload: Workload,
+    options: ControllerOptions,
+    *,
+    seconds: float,
+    startup: float,
+    seed: int,
+    period: float,
+) -> AutoscaledRun:
+    """Simulate a workload under our own controller, which plans by geometry whenever it has reason to.
+
+    It knows all devices of the cluster, and a plan uses as many as it needs; what a plan does not use costs nothing.
+    Arguments are those of `run_autoscaled`. period: seconds of the intervals of the result.
+    """
+    plan = plan_problem(problem, validate=False)
+    return run_controlled(
+        problem,
+        environment,
+        plan,
+        ControllerBuilt.of(problem, plan, options).controller(),
+        Replanner(problem),
+        workload,
+        seconds=seconds,
+        startup=startup,
+        seed=seed,
+        period=period,
+        solve_seconds=SOLVING,
+        provider=FixedProvider(()),  # it has none of them to give or to take back
+        observed=OBSERVED_TRACKED,
+    )
+
+
+def run_controlled(
+    problem: Problem,
+    environment: Problem,
+    plan: Plan,
+    controller: ControllerMachine,
+    solver: Solver,
+    workload: Workload,
+    *,
+    seconds: float,
+    startup: float,
+    seed: int,
+    period: float,
+    solve_seconds: float,
+    provider: DeviceProvider | None = None,
+    observed: float = OBSERVED,
+) -> AutoscaledRun:
+    """Simulate a workload under any controller, with any solver. Other arguments are those of `run_autoscaled`.
+
+    plan: at the beginning. period: seconds of the intervals of the result. solve_seconds: that a solver takes.
+    provider: of devices; by default it gives those of the cluster that the first plan does not use.
+    observed: seconds between two observations.
+    """
     devices = known_devices(problem)
     log = _Log(plan, len(devices))
     adaptation = Adaptation(
-        controller=PeriodicController(policy, problem, options),
-        solver=PlannerSolver(problem, planner),
-        provider=FixedProvider(devices, (device.id for device in plan.devices)),
-        solve_seconds=0.0,
-        period=OBSERVED,
+        controller=controller,
+        solver=solver,
+        provider=provider or FixedProvider(devices, (device.id for device in plan.devices)),
+        solve_seconds=solve_seconds,
+        period=observed,
         log=log,
     )
-    periods = round(seconds / options.period)
+    periods = round(seconds / period)
     response_times = _ResponseTimes(Dispatcher().handle, seconds / periods, periods)
     names = [model.name for model in environment.models]
     recorder = Recorder(response_times, names, {}, seconds=seconds, intervals=periods)
@@ -128,7 +203,7 @@ def run_autoscaled(
         startup=startup,
         handle=recorder,
     )
-    return AutoscaledRun(recorder.timeline(), log.plans, report, log.utilisation, response_times.means())
+    return AutoscaledRun(recorder.timeline(), log.plans, report, log.utilisation, response_times.means(), observed)
 
 
 class _Log:
@@ -209,7 +284,7 @@ def summarize(result: AutoscaledRun, start: float, end: float) -> IntervalSummar
         partitions=partitions,
         shares=shares,
         plan_changes=sum(start <= time < start + length for time, _ in result.plans[1:]),
-        utilisation=_mean(result.utilisation[round(start / OBSERVED) : round(end / OBSERVED)]),
+        utilisation=_mean(result.utilisation[round(start / result.observed) : round(end / result.observed)]),
         response_time=_mean([time for time in result.response_times[periods] if not math.isnan(time)]),
     )
 

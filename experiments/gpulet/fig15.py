@@ -4,7 +4,8 @@ Sections 5.2 and 4.5: rates are observed every 20 s, which is also the paper's a
 take 15 s. The text does not state the paper's peaks. Here the waves start at 5 % and peak at 40 % and 70 % of what
 geometry serves with eight GPUs. Interference is that of `ground_truth`. gpulet+int is scaled by the paper's Algorithm
 2; geometry says itself how many GPUs it needs. Rates to plan for are those of the published program; then both once
-more with look-ahead and headroom by the forecast.
+more with look-ahead and headroom by the forecast. "tracking" is our own controller, which plans by geometry when rates
+have changed, or are about to.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicOptions
 from cotenant.control.scaling.gpulet import IncrementalScaling
 from cotenant.control.scaling.rates import TargetRateOptions
@@ -25,7 +27,7 @@ from cotenant.planning import plan as plan_problem
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.shapes import gpulet_waves
-from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, summarize_intervals
+from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, run_tracked, summarize_intervals
 from experiments.gpulet import paper
 from experiments.gpulet.ground_truth import true_environment
 from experiments.gpulet.model_sets import model_set
@@ -40,13 +42,19 @@ SYSTEMS = (
     System(name="geometry", origin="cotenant", planner="geometry"),
 )
 GEOMETRY = SYSTEMS[1]
+TRACKING = System(name="tracking", origin="cotenant", planner="geometry")
 DEFAULT_SETS = ("v100",)
 LOW, FIRST, SECOND = 0.05, 0.4, 0.7  # of what eight GPUs sustain
 STARTUP = 15.0  # seconds; the paper's period is a conservative estimate of it
 PERIOD = 20.0  # seconds
 AHEAD = TargetRateOptions(ahead=PERIOD * 2.5 + STARTUP)  # age of the observed rates, and how long a plan is in force
 FIRST_WAVE = 1_200.0  # seconds
-VARIANTS = tuple((system, rates) for rates in (TargetRateOptions(), AHEAD) for system in SYSTEMS)
+VARIANTS = (
+    *((system, rates) for rates in (TargetRateOptions(), AHEAD) for system in SYSTEMS),
+    (TRACKING, TargetRateOptions()),
+)
+# A plan is in force STARTUP after it was asked for, and one that was asked for before may be in the way.
+FOLLOWING = ControllerOptions(ahead=2 * STARTUP)
 ROW = 100.0  # seconds of one row
 WHOLE_RUN = "all"
 
@@ -110,16 +118,29 @@ def simulate_run(run: Run) -> AutoscaledRun:
     waves = gpulet_waves(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
     start = dict.fromkeys(models, waves.at(0) * run.rates.headroom)
     problem = msgspec.structs.replace(planner_problem(run.system, profiled_set, paper.FIG15_DEVICES), rates=start)
+    environment = true_environment(profiled_set, paper.FIG15_DEVICES, run.seed)
+    workload = Workload(dict.fromkeys(models, waves))
+    if run.system == TRACKING:
+        return run_tracked(
+            problem,
+            environment,
+            workload,
+            FOLLOWING,
+            seconds=run.seconds,
+            startup=STARTUP,
+            seed=run.seed,
+            period=PERIOD,
+        )
     (kind,) = problem.fleet
     planner = choose_planner(run.system.planner).plan
     everything = StaticScaling(devices={kind.name: paper.FIG15_DEVICES})
     return run_autoscaled(
         problem,
-        true_environment(profiled_set, paper.FIG15_DEVICES, run.seed),
+        environment,
         partial(plan_problem, planner=run.system.planner, validate=False) if run.rates.ahead else planner,
         IncrementalScaling(planner=planner) if run.algorithm_2 else everything,
         PeriodicOptions(period=PERIOD, rates=run.rates),
-        Workload(dict.fromkeys(models, waves)),
+        workload,
         seconds=run.seconds,
         startup=STARTUP,
         seed=run.seed,

@@ -7,8 +7,8 @@ One kind of GPU cannot show HetSev's choice of kinds.
 
 Systems that are compared: "K8S" gives every instance its own GPU, as Kubernetes does. "HetSev" places two on one, which
 is what section 3 studies, by `instances`. Both scale by HetSev's heuristic, since the paper set both up alike. "integer
-program" is HetSev with the program that its heuristic approximates, for the rate at 80 % saturation. The last is
-geometry, for the same.
+program" is HetSev with the program that its heuristic approximates, for the rate at 80 % saturation. "geometry" plans
+for the same; "tracking" is our own controller, which plans by geometry when rates have changed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicOptions
 from cotenant.control.scaling import ScalingPolicy
 from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
@@ -31,7 +32,7 @@ from cotenant.planners import Planner, Problem, portfolio
 from cotenant.planners.rates import at_scale
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
 from cotenant.workload import Workload
-from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled
+from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, run_tracked
 from experiments.data import v100
 from experiments.gpulet.ground_truth import MeasuredInterference
 from experiments.hetsev.instances import InstancePlanner
@@ -53,7 +54,8 @@ CO_LOCATED = 500  # ‰ of a GPU for each of two instances
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a system. policy: "greedy", "program", or "planner" where that says itself how many GPUs it needs.
+    """Describe a system. policy: "greedy", "program", "planner" where that says itself how many GPUs it needs, or
+    "tracking" where our controller does.
 
     share: ‰ of a GPU for each instance; None where the planner decides.
     """
@@ -105,7 +107,10 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 K8S = System(name="K8S", policy="greedy", share=WHOLE)
 HETSEV = System(name="HetSev", policy="greedy", share=CO_LOCATED)
 PROGRAM = System(name="integer program", policy="program", share=CO_LOCATED)
-SYSTEMS = (K8S, HETSEV, PROGRAM, System(name="geometry", policy="planner"))
+TRACKING = System(name="tracking", policy="tracking")
+SYSTEMS = (K8S, HETSEV, PROGRAM, System(name="geometry", policy="planner"), TRACKING)
+# A plan is in force STARTUP after it was asked for, and one that was asked for before may be in the way.
+FOLLOWING = ControllerOptions(ahead=2 * STARTUP)
 LAUNCH = {v100.KIND: STARTUP}
 
 
@@ -113,6 +118,17 @@ def run_system(
     system: System, asked: Problem, workload: Workload, *, seconds: float, seed: int, devices: int = DEVICES
 ) -> AutoscaledRun:
     """Simulate a workload on a cluster that a system scales. asked: with the rates at the beginning."""
+    if system.policy == TRACKING.policy:
+        return run_tracked(
+            asked,
+            cluster(asked.rates, devices),
+            workload,
+            FOLLOWING,
+            seconds=seconds,
+            startup=STARTUP,
+            seed=seed,
+            period=PERIOD,
+        )
     return run_autoscaled(
         asked,
         cluster(asked.rates, devices),

@@ -23,9 +23,13 @@ EASING = 0.95  # factor on the rates of a GPU until its instances keep up
 
 
 class InstancePlanner(msgspec.Struct, frozen=True):
-    """Plan for a problem of one kind of device. share: ‰ of a device that each instance has."""
+    """Plan for a problem of one kind of device.
+
+    share: ‰ of a device that each instance has. repeats: whether a device may have several instances of one model.
+    """
 
     share: int = WHOLE
+    repeats: bool = False
 
     def __call__(self, problem: Problem) -> Plan:
         (kind,) = problem.fleet
@@ -49,7 +53,7 @@ class InstancePlanner(msgspec.Struct, frozen=True):
         instances: Counter[str] = Counter()
         while load:
             model = max(load, key=lambda name: (not instances[name], load[name] / max(1, instances[name])))
-            fits = [device for device in devices if len(device) < slots and model not in device]
+            fits = [device for device in devices if len(device) < slots and (self.repeats or model not in device)]
             if not fits:
                 del load[model]
                 continue

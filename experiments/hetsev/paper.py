@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Section 3.1 and Figure 1: instances of one model on a GPU, mean of four models.
+FIG01_INSTANCES = 3
+FIG01_THROUGHPUT_RATIO = 1.85  # times one instance's throughput
+
 # Section 6.1 and Figure 5: two models share a load that goes from 200 to 1,000 requests/s in a spike at 3,500 s.
 FIG05_MIX = {"ResNet50": 0.6, "Inception-v3": 0.4}
 FIG05_SECONDS = 6_000.0

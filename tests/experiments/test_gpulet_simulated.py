@@ -14,8 +14,9 @@ from cotenant.core.plan import Plan
 from cotenant.planners.check import check
 from cotenant.predictors import ConstantMargin, Load
 from cotenant.predictors.samples import Sample
+from experiments.autoscaled_runs import AutoscaledRun
 from experiments.data import v100
-from experiments.gpulet import fig13, fig14, fig15, fig17, paper, schedulability, table04
+from experiments.gpulet import fig11, fig13, fig14, fig15, fig17, paper, schedulability, table04
 from experiments.gpulet.ground_truth import (
     MeasuredInterference,
     RandomErrorInterference,
@@ -214,3 +215,73 @@ def test_figure_15(tmp_path: Path) -> None:
     assert 0 < whole.shares <= 100 * whole.gpus <= 400
     assert whole.missed <= whole.worst_missed
     drawn(fig15, rows, tmp_path)
+
+
+@needs_data
+def test_figure_15_under_our_own_controller() -> None:
+    run = fig15.Run("v100", fig15.TRACKING, TargetRateOptions(), 2940.0, 0, seconds=300.0)
+    result = fig15.simulate_run(run)
+    rows = fig15.rows_of(run, result)
+    whole = rows[-1]
+    assert whole.plans == len(result.plans) - 1 >= 1
+    assert rows[0].shares < rows[-2].shares
+
+
+@pytest.mark.slow
+@needs_data
+def test_own_controller_follows_the_first_wave_with_fewer_gpus_than_algorithm_2() -> None:
+    """The headline of Figure 15: what docs/reproduction.md says, within a little."""
+    variants = [(fig15.TRACKING, TargetRateOptions()), (fig15.SYSTEMS[0], TargetRateOptions())]
+    runs = [fig15.Run("v100", system, rates, 2940.0, 0, seconds=fig15.FIRST_WAVE) for system, rates in variants]
+    results = [fig15.simulate_run(run) for run in runs]
+    tracking, algorithm_2 = (fig15.rows_of(run, result)[-1] for run, result in zip(runs, results, strict=True))
+    periods = [missed_by_period(result)[3:] for result in results]  # from the second minute on
+    assert tracking.gpus < algorithm_2.gpus
+    assert tracking.missed < algorithm_2.missed
+    assert max(periods[0]) < 0.01 < max(periods[1])
+
+
+def missed_by_period(result: AutoscaledRun) -> list[float]:
+    """The fraction of all requests late or dropped, every 20 s."""
+    timeline = result.timeline
+    offered, kept = (
+        [sum(rates) for rates in zip(*each.values(), strict=True)] for each in (timeline.offered, timeline.goodput)
+    )
+    return [max(0.0, 1 - good / many) if many else 0.0 for good, many in zip(kept, offered, strict=True)]
+
+
+@needs_data
+def test_figure_11(tmp_path: Path) -> None:
+    """Old workers serve until new ones are ready, and nothing is late because of the change."""
+    rows = fig11.run(Options())
+    change = fig11.change_of("v100", 0)
+    lanes = [row for row in rows if row.share is not None]
+    assert {row.partition for row in lanes} == set(fig11.assigned_lanes(change))
+    assert {"old", "new"} <= {row.plan for row in lanes}
+    switch = fig11.CHANGE + fig15.STARTUP
+    for row in lanes:
+        if row.plan == "new":
+            assert row.prepared == pytest.approx(fig11.CHANGE)
+            assert row.serves_from is None or switch <= row.serves_from
+        elif row.plan == "old":
+            assert row.serves_to is not None and row.serves_to <= switch + 1.0
+        else:
+            assert row.serves_to is not None and row.serves_to > switch
+    totals = {row.partition: row for row in rows if row.partition not in {lane.partition for lane in lanes}}
+    changed, old, new = (totals[what] for what in (fig11.ALL, fig11.OLD_ONLY, fig11.NEW_ONLY))
+    assert (
+        changed.requests
+        == old.requests
+        == new.requests
+        == sum(row.requests for row in lanes) + _dropped(changed, lanes)
+    )
+    assert changed.late is not None and old.late is not None and new.late is not None
+    assert changed.late <= max(old.late, new.late) + 0.0002 * changed.requests
+    drawn(fig11, rows, tmp_path)
+
+
+def _dropped(total: fig11.Row, lanes: Sequence[fig11.Row]) -> int:
+    """Requests that no partition ran: rejected, or expired while they waited."""
+    dropped = total.requests - sum(row.requests for row in lanes)
+    assert 0 <= dropped <= (total.late or 0)
+    return dropped

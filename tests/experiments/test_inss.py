@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.data import inss
-from experiments.inss import cells, table2, table3
+from experiments.inss import cells, fig17_day, table2, table3
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
@@ -33,3 +33,25 @@ def test_measured_rows_have_a_median_error_below_4_percent(figure, tmp_path: Pat
     assert np.median([row.error_percent for row in ours]) < 4
     figure.plot(rows, tmp_path / "it.svg")
     assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+
+@pytest.mark.slow
+def test_day_changes_batches_first_and_shares_where_that_does_not_do(tmp_path: Path) -> None:
+    rows = []
+    results = {}
+    for name in (fig17_day.BOTH, fig17_day.SHARES, fig17_day.FIXED):
+        system = fig17_day.System(name, "elastic", 0, seconds=2 * fig17_day.HOUR)
+        results[name] = fig17_day.simulate_day(system)
+        rows += fig17_day.rows_of(system, results[name])
+    whole = {row.system: row for row in rows if row.hour == fig17_day.WHOLE_DAY}
+    assert whole[fig17_day.BOTH].batches > 0
+    assert 0 < whole[fig17_day.BOTH].shares < whole[fig17_day.SHARES].shares
+    assert whole[fig17_day.BOTH].workers < whole[fig17_day.SHARES].workers
+    assert whole[fig17_day.FIXED].batches == whole[fig17_day.FIXED].shares == 0
+    assert whole[fig17_day.BOTH].gpus < whole[fig17_day.FIXED].gpus
+    for name in whole:
+        hours = [it for it in rows if it.system == name and it.hour != fig17_day.WHOLE_DAY]
+        assert [it.hour for it in hours] == ["0", "1"]
+        assert sum(it.batches + it.shares for it in hours) == len(results[name].plans) - 1
+    fig17_day.plot(rows, tmp_path / "it.svg")
+    assert (tmp_path / "it.svg").read_text().startswith("<?xml")
