@@ -77,3 +77,9 @@ class MemoryBudget:
     @property
     def exceeded(self) -> bool:
         return self.used > self.total
+
+    @property
+    def scarce(self) -> bool:
+        """Whether more than half is taken. One more large body exceeds the rest, and is rejected: who holds most of the
+        budget would not be seen above it."""
+        return self.used > self.total // 2

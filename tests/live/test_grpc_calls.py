@@ -15,7 +15,7 @@ from cotenant.live.grpc.call import STREAM_WINDOW
 from cotenant.live.grpc.connection import _MAX_CALLS, _WINDOW
 from cotenant.live.grpc.frames import ErrorCode, frame
 from cotenant.live.grpc.headers import MAX_HEADERS
-from cotenant.live.limits import Limits
+from cotenant.live.limits import MAX_ERROR, Limits
 from cotenant.protocol import messages
 from tests.live.http2 import (
     END,
@@ -75,6 +75,7 @@ def test_call_that_cannot_be_answered_ends_with_its_status(
         (block(method=b"GET"), b"405"),
         (block(drop=b"content-type"), b"415"),
         (block(**{"content-type": b"a/b"}), b"415"),
+        (block(**{"content-type": b"application/grpc-web+proto"}), b"415"),
     ],
 )
 def test_request_that_is_no_call_gets_a_status_of_http(wire: Wire, head: bytes, status: bytes) -> None:
@@ -236,13 +237,85 @@ def test_memory_above_the_budget_is_refused_and_comes_back(core: StubCore, loop:
     assert told[b"grpc-status"] == b"14" and b"too much memory" in told[b"grpc-message"]
     assert wire.server._shared.memory.used == 0
     assert wire.trailers(wire.say(call(3)), 3)[b"grpc-status"] == b"0"
-    # Who holds on to it without progress is cut off once others need it.
+    wire.server._shared.memory.used += 100_001
+    assert wire.trailers(wire.say(call(5)), 5)[b"grpc-status"] == b"14"
+
+
+def test_caller_that_holds_most_of_the_memory_without_progress_is_cut_off(
+    core: StubCore, loop: asyncio.AbstractEventLoop
+) -> None:
+    wire = Wire(loop, core, limits=Limits(memory=100_000))
+    wire.hello()
+    body = message(pairs=60_000)
     wire.say(frame(frames.HEADERS, WHOLE, 5, block()), frame(frames.DATA, 0, 5, body[:16384]))
-    wire.server._shared.memory.used += 100_000
+    wire.server._shared.memory.used += 40_000
     for _ in range(31):
         assert not wire.transport.closed
+        wire.say(frame(frames.PING, 0, 0, bytes(8)), frame(frames.DATA, 0, 5, b"x"))  # so little is none
         wire.protocol.tick()
     assert wire.transport.closed
+
+
+def test_caller_that_waits_for_its_response_is_not_cut_off(core: StubCore, loop: asyncio.AbstractEventLoop) -> None:
+    wire = Wire(loop, core, limits=Limits(memory=100_000))
+    wire.hello()
+    body = message("held", pairs=10_000)
+    parts = [frame(frames.DATA, 0, 1, body[start : start + 16384]) for start in range(0, len(body), 16384)]
+    wire.say(frame(frames.HEADERS, WHOLE, 1, block()), *parts, frame(frames.DATA, END, 1))
+    assert len(core.held) == 1 and wire.server._shared.memory.scarce
+    for _ in range(100):
+        wire.protocol.tick()
+    assert not wire.transport.closed
+
+
+def test_responses_of_a_stream_that_wait_to_be_sent_count_as_memory(wire: Wire) -> None:
+    wire.hello(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 0}))
+    one = message(pairs=1000)
+    wire.say(frame(frames.HEADERS, WHOLE, 1, block(STREAM)), *[frame(frames.DATA, 0, 1, one)] * 20)
+    memory = wire.server._shared.memory
+    assert memory.used > 20 * 8000
+    answer = wire.say(frames.window_update(1, 1 << 20), frames.window_update(0, 1 << 20))
+    assert len(answers(wire, answer)) == 20 and memory.used == 0
+    wire.say(frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 0}), *[frame(frames.DATA, 0, 1, one)] * 20)
+    wire.protocol.calls[1].window = 0
+    wire.say(*[frame(frames.DATA, 0, 1, one)] * 20)
+    wire.say(frames.reset(1, ErrorCode.CANCEL))
+    assert memory.used == 0
+
+
+def test_call_of_one_message_that_goes_on_ends_before_its_caller_does(wire: Wire) -> None:
+    wire.hello()
+    opened = frame(frames.HEADERS, WHOLE, 1, block())
+    told = wire.trailers(wire.say(opened, frame(frames.DATA, 0, 1, message()), frame(frames.DATA, 0, 1, b"more")))
+    assert (told[b"grpc-status"], told[b"grpc-message"]) == (b"12", b"a call of this method has exactly one message")
+
+
+def test_stream_that_ends_for_want_of_memory_leaves_nothing_at_work(
+    core: StubCore, loop: asyncio.AbstractEventLoop
+) -> None:
+    wire = Wire(loop, core, limits=Limits(memory=20_000))
+    wire.hello()
+    watch = frame(frames.HEADERS, WHOLE, 1, block(b"/grpc.health.v1.Health/Watch"))
+    wire.say(watch, frame(frames.DATA, 0, 1, prefixed(b"")))
+    assert asyncio.all_tasks(loop)
+    told = wire.trailers(wire.say(*[frame(frames.DATA, 0, 1, bytes(16384))] * 2))
+    assert told[b"grpc-status"] == b"14" and wire.server._shared.memory.used == 0
+    assert not asyncio.all_tasks(loop)
+
+
+def test_method_that_takes_no_tensors_takes_no_large_message(wire: Wire) -> None:
+    """Some are for everybody, and memory is not."""
+    wire.hello()
+    head = block(b"/inference.GRPCInferenceService/ServerLive")
+    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, head), frame(frames.DATA, 0, 1, b"\0\0\1\0\1")))
+    assert told[b"grpc-status"] == b"8" and told[b"grpc-message"].endswith(b"(65537 vs. 65536)")
+
+
+def test_message_of_a_status_is_of_bounded_length(wire: Wire) -> None:
+    wire.hello()
+    name = prefixed(b"\x0a\x80\x7d" + b"s" * 16000)  # a service
+    told = wire.trailers(wire.say(call(body=name, head=block(b"/grpc.health.v1.Health/Check"))))
+    assert told[b"grpc-status"] == b"5" and len(told[b"grpc-message"]) <= MAX_ERROR
 
 
 def test_caller_that_says_nothing_is_cut_off(wire: Wire) -> None:

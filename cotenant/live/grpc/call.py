@@ -17,14 +17,16 @@ from cotenant.live.grpc.headers import RESPONSE, TRAILERS, CallHead, trailers
 from cotenant.live.grpc.status import CallError, Status, expected, status_of
 from cotenant.live.http.encoding import inflate, inflated_limit
 from cotenant.live.http.request_handler import TOO_MUCH
-from cotenant.live.limits import MAX_RATIO
+from cotenant.live.limits import MAX_ERROR, MAX_RATIO
 from cotenant.live.oip import public_message
 
 if TYPE_CHECKING:
     from cotenant.live.grpc.connection import Connection
 
 STREAM_WINDOW = 1 << 20  # bytes of a call that may come before it takes them
+MAX_MESSAGE = (1 << 32) - 1  # bytes that a prefix can tell
 
+_ONE_MESSAGE = "a call of this method has exactly one message"
 _PREFIX = 5  # bytes before a message: whether it is compressed, and its length
 _RESPONSE_HEAD = len(RESPONSE) << 8 | HEADERS
 _TRAILERS_HEAD = len(TRAILERS) << 8 | HEADERS
@@ -36,11 +38,13 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
 
     unary: takes the one message of a call, which it ends now or later. stream: runs with a call, takes and sends
     messages, and ends it with OK by returning. permission: of the caller; None where the method looks itself.
+    message_size: of its largest message, in bytes: few need much, and many are for everybody.
     """
 
     unary: Callable[[Call, bytes], None] | None = None
     stream: Callable[[Call], Coroutine[Any, Any, None]] | None = None
     permission: Permission | None = None
+    message_size: int = 1 << 16
 
 
 class Call:
@@ -48,7 +52,8 @@ class Call:
 
     on_cancel: called when the caller has left, or its deadline has passed. ended: the caller has sent all. begun: by
     the loop's clock. window: bytes that the caller takes now. pending: what it does not take yet. ending: the trailers
-    to send after that. held: bytes that count as memory of the server.
+    to send after that. waiting: bytes of responses that are to be sent later. held: bytes that count as memory of the
+    server.
     """
 
     __slots__ = (
@@ -69,6 +74,7 @@ class Call:
         "received",
         "stream",
         "unacknowledged",
+        "waiting",
         "window",
     )
 
@@ -81,6 +87,7 @@ class Call:
         self.ended = False
         self.received = 0
         self.held = 0
+        self.waiting = 0
         self.unacknowledged = 0
         self.on_cancel: Callable[[], object] | None = None
         self.pending: deque[memoryview] = deque()
@@ -116,8 +123,8 @@ class Call:
                 self.wake()
             elif self.ended:
                 self._start_unary()
-            else:
-                self._check_size()
+            elif 0 < self._check_size() < len(self._buffer):
+                raise CallError(Status.UNIMPLEMENTED, _ONE_MESSAGE)
         except CallError as error:
             self.fail(error)
 
@@ -127,25 +134,28 @@ class Call:
         self._buffer += data
         self.account()
         if self.connection.shared.memory.exceeded:
-            self.fail(UnavailableError(TOO_MUCH))
+            self._break_off(UnavailableError(TOO_MUCH))
 
     def _start_unary(self) -> None:
         assert self.method.unary is not None
         message = self._take()
         if message is None or self._buffer:
-            raise CallError(Status.UNIMPLEMENTED, "a call of this method has exactly one message")
+            raise CallError(Status.UNIMPLEMENTED, _ONE_MESSAGE)
         self.method.unary(self, message)
 
     def _check_size(self) -> int:
         """Return where the first message ends, 0 where its length is not there yet. Raises CallError."""
         if len(self._buffer) < _PREFIX:
             return 0
-        end, limit = _message_end(self._buffer), self.connection.shared.message_size
+        end, limit = _message_end(self._buffer), self._limit()
         if end - _PREFIX > limit:
             raise CallError(
                 Status.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({end - _PREFIX} vs. {limit})"
             )
         return end
+
+    def _limit(self) -> int:
+        return min(self.method.message_size, self.connection.shared.message_size)
 
     def _take(self) -> bytes | None:
         """Return the next message, None where it is not there yet. Raises CallError."""
@@ -158,7 +168,7 @@ class Call:
         else:
             self._buffer = self._buffer[end:]
         if packed:
-            message = _unpacked(message, self.head.encoding, self.connection.shared.message_size)
+            message = _unpacked(message, self.head.encoding, self._limit())
         return message
 
     def wake(self) -> None:
@@ -241,7 +251,7 @@ class Call:
         """End the call, after all messages that are still to be sent."""
         if self.ending is not None or self.connection.calls.get(self.stream) is not self:
             return
-        self.ending = trailers(status, message)
+        self.ending = trailers(status, message[:MAX_ERROR])
         if not self._started:
             self.ending = RESPONSE + self.ending
         self.connection.pump(self)
@@ -275,6 +285,7 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
         self.pending.clear()
+        self.waiting = 0
         self._buffer = b""
         if self.held:
             self.account()
@@ -285,15 +296,25 @@ class Call:
 
     def account(self) -> None:
         """Count the memory that the call holds now: what it has not taken, and what its caller has not."""
-        held = len(self._buffer) + sum(map(len, self.pending))
+        held = len(self._buffer) + self.waiting + sum(map(len, self.pending))
         self.connection.shared.memory.used += held - self.held
         self.held = held
 
+    def keep(self, size: int) -> None:
+        """Count so many bytes more, or less, of responses that are to be sent later."""
+        if self.connection.calls.get(self.stream) is self:
+            self.waiting += size
+            self.account()
+
     def _expire(self) -> None:
+        self._break_off(CallError(Status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
+
+    def _break_off(self, error: Exception) -> None:
+        """End the call at once with the status of an error, and stop what works for it."""
         stop = self.on_cancel
         self.pending.clear()
         self.ending = None
-        self.finish(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.fail(error)
         if stop is not None:
             stop()  # after the call's end, which it cannot change any more
 

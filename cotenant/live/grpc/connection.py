@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import OrderedDict
 from functools import partial
 from typing import cast
 
+from cotenant.errors import UnavailableError
 from cotenant.live.access import Permission
 from cotenant.live.grpc import frames
 from cotenant.live.grpc.access import caller_of
 from cotenant.live.grpc.call import STREAM_WINDOW, Call, Method
 from cotenant.live.grpc.frames import ConnectionFault, ErrorCode, StreamFault
 from cotenant.live.grpc.headers import (
-    CONTENT_TYPE,
     MAX_HEADERS,
     RESPONSE,
     CallHead,
     HeaderReader,
     http_error,
+    is_grpc,
     is_trailer,
     trailers,
 )
+from cotenant.live.grpc.misuse import Misuse
 from cotenant.live.grpc.shared import Shared
 from cotenant.live.grpc.status import CallError, Status
 from cotenant.live.grpc.writer import FrameWriter
+from cotenant.live.http.request_handler import TOO_MUCH
 from cotenant.live.oip import UNEXPECTED
 
 logger = logging.getLogger(__name__)
@@ -34,8 +38,6 @@ _WINDOW = 1 << 22  # bytes that may come on a connection before they are acknowl
 _MAX_CALLS = 1 << 12  # of one connection at once
 _MAX_BLOCK = 2 * MAX_HEADERS  # bytes of headers, compressed, in as many frames as it takes
 _MAX_ABANDONED = 1 << 10  # calls that ended before their callers knew, whose late frames are ignored
-_RAPID = 0.01  # seconds: a call that its caller resets sooner was hardly meant
-_MAX_RAPID = 1 << 10  # such resets within a second
 _LAST = frames.END_HEADERS | frames.END_STREAM
 _STREAM_ID = 0x7FFFFFFF
 
@@ -69,11 +71,12 @@ class Connection(asyncio.Protocol):
         self._last_served: int | None = None  # where the connection drains
         self._initial_window = frames.DEFAULT_WINDOW
         self._unacknowledged = 0
-        self._blocked: dict[int, Call] = {}  # calls with messages that the caller does not take yet
+        # Calls with messages that their windows have room for, but not the connection's, or not the socket.
+        self._blocked: OrderedDict[int, Call] = OrderedDict()
         self._abandoned: dict[int, None] = {}
         self._block: bytearray | None = None  # of headers that go on in the next frame
         self._block_stream = self._block_flags = 0
-        self._rapid_resets = 0
+        self._misuse = Misuse()
         self._quiet = 0  # seconds without progress
 
     # The transport calls these.
@@ -87,6 +90,8 @@ class Connection(asyncio.Protocol):
         self.writer.write(_GREETING)
         if len(self.shared.open) > self.shared.limits.connections:
             self._close(ErrorCode.ENHANCE_YOUR_CALM, "too many connections; use those that are open for more calls")
+        elif self.shared.draining:
+            self.drain()  # it was being encrypted when the server stopped
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = self.writer.transport = None
@@ -106,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._quiet = 0
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
-            self._pump_all()
+            self._pump_blocked()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -167,44 +172,37 @@ class Connection(asyncio.Protocol):
             case frames.WINDOW_UPDATE:
                 self._on_window_update(stream, frames.integer(payload))
             case frames.PING:
-                self._check_stream(stream == 0)
-                self._check_size(len(payload) == 8)
+                frames.check_stream(stream == 0)
+                frames.check_size(len(payload) == 8)
                 if not flags & frames.ACK:
                     self.writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
             case frames.SETTINGS:
-                self._check_stream(stream == 0)
+                frames.check_stream(stream == 0)
                 self._on_settings(flags, payload)
             case frames.RST_STREAM:
-                self._check_size(len(payload) == 4)
-                self._check_stream(0 < stream <= self._last)
+                frames.check_size(len(payload) == 4)
+                frames.check_stream(0 < stream <= self._last)
                 self._on_reset(stream)
             case frames.CONTINUATION:
                 self._on_continuation(flags, payload)
             case frames.PRIORITY:
-                self._check_stream(stream > 0)
+                frames.check_stream(stream > 0)
                 if len(payload) != 5:
                     raise StreamFault(stream, ErrorCode.FRAME_SIZE_ERROR)
                 frames.check_dependency(payload, stream)
             case frames.GOAWAY:
-                self._check_stream(stream == 0)
+                frames.check_stream(stream == 0)
+                frames.check_size(len(payload) >= 8)
                 self.drain()
             case frames.PUSH_PROMISE:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a caller pushes nothing")
             case _:
                 pass  # of an extension that is not known here
 
-    def _check_stream(self, right: bool) -> None:
-        if not right:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that it cannot be of")
-
-    def _check_size(self, right: bool) -> None:
-        if not right:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of the wrong size")
-
     # Frames of calls
 
     def _on_headers(self, flags: int, stream: int, payload: bytes) -> None:
-        self._check_stream(stream & 1 == 1)
+        frames.check_stream(stream & 1 == 1)
         block = frames.without_padding(payload, flags) if flags & frames.PADDED else payload
         if flags & frames.WITH_PRIORITY:
             block = frames.without_priority(block, flags, stream)
@@ -235,7 +233,7 @@ class Connection(asyncio.Protocol):
             raise StreamFault(stream, ErrorCode.PROTOCOL_ERROR)
         if self._last_served is not None or len(self.calls) >= _MAX_CALLS:
             raise StreamFault(stream, ErrorCode.REFUSED_STREAM)
-        if head.method != b"POST" or not head.content_type.startswith(CONTENT_TYPE):
+        if head.method != b"POST" or not is_grpc(head.content_type):
             self._answer(stream, ended, http_error(415 if head.method == b"POST" else 405))
             return
         method = self.shared.methods.get(head.path)
@@ -253,6 +251,8 @@ class Connection(asyncio.Protocol):
             # Before a message is read: memory is for those who have the permission.
             if method.permission is not None and method.permission not in self.shared.free:
                 self.check(method.permission, call)
+            if self.shared.memory.exceeded:
+                raise UnavailableError(TOO_MUCH)
             if ended and head.length:
                 raise StreamFault(stream, ErrorCode.PROTOCOL_ERROR)
             if method.stream is not None:
@@ -284,6 +284,7 @@ class Connection(asyncio.Protocol):
 
     def _on_data(self, flags: int, stream: int, payload: bytes) -> None:
         size = len(payload)
+        self._misuse.moved += size
         self._unacknowledged += size
         if self._unacknowledged > _WINDOW // 2:
             if self._unacknowledged > _WINDOW:
@@ -292,7 +293,7 @@ class Connection(asyncio.Protocol):
             self._unacknowledged = 0
         call = self.calls.get(stream)
         if call is None:
-            self._check_stream(0 < stream <= self._last)
+            frames.check_stream(0 < stream <= self._last)
             if stream not in self._abandoned:
                 raise StreamFault(stream, ErrorCode.STREAM_CLOSED)
             return
@@ -327,30 +328,32 @@ class Connection(asyncio.Protocol):
         call = self.calls.get(stream)
         if call is None:
             return
-        if self.loop.time() - call.begun < _RAPID:
-            self._rapid_resets += 1
-            if self._rapid_resets > _MAX_RAPID:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "calls that are reset at once")
+        self._misuse.count_reset(self.loop.time() - call.begun)
         self.cancel(call)
 
     # Settings and flow control
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
-            self._check_size(not payload)
+            frames.check_size(not payload)
             return
+        self._misuse.count_settings()
+        window = self._initial_window
         for setting, value in frames.read_settings(payload):
             if setting == frames.HEADER_TABLE_SIZE:
                 self.writer.limit_table(value)
             elif setting == frames.INITIAL_WINDOW_SIZE:
-                change, self._initial_window = value - self._initial_window, value
-                for call in self.calls.values():
-                    call.window += change
-                    if call.window > frames.MAX_WINDOW:
-                        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window above the largest")
+                window = value  # the last of a frame: all calls are gone through for it
         self.writer.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self._greeted = True
-        self._pump_all()
+        change, self._initial_window = window - self._initial_window, window
+        if change:
+            for call in list(self.calls.values()):
+                call.window += change
+                if call.window > frames.MAX_WINDOW:
+                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window above the largest")
+                if call.pending:
+                    self.pump(call)
 
     def _on_window_update(self, stream: int, increment: int) -> None:
         if stream == 0:
@@ -359,10 +362,9 @@ class Connection(asyncio.Protocol):
             self.window += increment
             if self.window > frames.MAX_WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window above the largest")
-            if self._blocked:
-                self._pump_all()
+            self._pump_blocked()
             return
-        self._check_stream(stream <= self._last)
+        frames.check_stream(stream <= self._last)
         if not increment:
             raise StreamFault(stream, ErrorCode.PROTOCOL_ERROR)
         call = self.calls.get(stream)
@@ -374,11 +376,10 @@ class Connection(asyncio.Protocol):
         if call.pending:
             self.pump(call)
 
-    def _pump_all(self) -> None:
-        for call in list(self._blocked.values()):
-            if self.writer.blocked or self.window <= 0:
-                break
-            self.pump(call)
+    def _pump_blocked(self) -> None:
+        # Each round ends a call's wait, or fills the window or the socket: updates of one byte stay cheap.
+        while self._blocked and self.window > 0 and not self.writer.blocked:
+            self.pump(self._blocked.popitem(last=False)[1])
 
     def pump(self, call: Call) -> None:
         """Send of a call's messages what the caller takes, and after the last, how it ended."""
@@ -397,11 +398,16 @@ class Connection(asyncio.Protocol):
             sent += len(chunk)
             parts += [frames.HEAD.pack(len(chunk) << 8 | frames.DATA, 0, call.stream), chunk]
             if sent >= STREAM_WINDOW:
-                self.writer.write_now(parts)
+                self.writer.write_parts(parts, sent)
+                self._misuse.moved += sent
                 parts, sent = [], 0
-        self.writer.write_now(parts)
+        self.writer.write_parts(parts, sent)
+        self._misuse.moved += sent
         if pending:
-            self._blocked[call.stream] = call
+            if call.window > 0:
+                self._blocked[call.stream] = call
+            else:
+                self._blocked.pop(call.stream, None)  # until the caller takes more of this call
             call.account()
             return
         self._blocked.pop(call.stream, None)
@@ -427,6 +433,7 @@ class Connection(asyncio.Protocol):
         self._abandon(stream)
         call = self.calls.get(stream)
         if call is not None:
+            self._misuse.count_reset()  # which the caller provokes, and saves itself the frame
             self.cancel(call)
 
     def _abandon(self, stream: int) -> None:
@@ -446,7 +453,7 @@ class Connection(asyncio.Protocol):
         self.calls.pop(call.stream, None)
         self._blocked.pop(call.stream, None)
         call.close()
-        if self._last_served is not None and not self.calls:
+        if self._last_served is not None and not self.calls and not self._closing:
             self._shut()
 
     # The server calls these.
@@ -461,19 +468,15 @@ class Connection(asyncio.Protocol):
 
     def tick(self) -> None:
         """Enforce what takes too long. Called once a second."""
-        self._rapid_resets = 0
         self._quiet += 1
         limits, transport = self.shared.limits, self.transport
         if transport is None:
             return
+        stalled = self._misuse.second(self.calls.values(), limits.body_rate)
         if not self._greeted or self._closing or self._block is not None:
             if self._quiet > limits.head_timeout:
                 transport.abort()
-        elif (
-            self.shared.memory.exceeded
-            and self._quiet > limits.stall_timeout
-            and any(call.held for call in self.calls.values())
-        ):
+        elif stalled > limits.stall_timeout and self.shared.memory.scarce:
             transport.abort()  # others need the memory
 
     def abort(self) -> None:

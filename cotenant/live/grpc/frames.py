@@ -111,7 +111,7 @@ def without_padding(payload: bytes, flags: int) -> bytes:
 
 
 def without_priority(block: bytes, flags: int, stream: int) -> bytes:
-    """Return a block of headers without the priority before it. Raises ConnectionFault and StreamFault."""
+    """Return a block of headers without the priority before it. Raises ConnectionFault."""
     if not flags & WITH_PRIORITY:
         return block
     if len(block) < 5:
@@ -121,6 +121,21 @@ def without_priority(block: bytes, flags: int, stream: int) -> bytes:
 
 
 def check_dependency(priority: bytes, stream: int) -> None:
-    """Raise StreamFault where a stream depends on itself. Priorities mean nothing else here."""
+    """Raise ConnectionFault where a stream depends on itself. Priorities mean nothing else here.
+
+    No StreamFault: headers that are not decompressed would leave the two ends with different tables.
+    """
     if integer(priority[:4]) == stream:
-        raise StreamFault(stream, ErrorCode.PROTOCOL_ERROR)
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+
+
+def check_stream(right: bool) -> None:
+    """Raise ConnectionFault where a frame is of a stream that it cannot be of."""
+    if not right:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame of a stream that it cannot be of")
+
+
+def check_size(right: bool) -> None:
+    """Raise ConnectionFault where a frame does not have the size of its type."""
+    if not right:
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of the wrong size")

@@ -19,6 +19,7 @@ logging.getLogger("hpack").setLevel(logging.INFO)  # for debugging it logs heade
 
 _CACHED = 64  # blocks of headers of a connection whose meaning is remembered
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+_NO_VALUE = re.compile(rb"[\0\r\n]|\A[ \t]|[ \t]\Z")
 _OF_CONNECTION = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -43,6 +44,8 @@ class CallHead:
         self.valid = True
         for name, value in headers:
             given = metadata
+            if _NO_VALUE.search(value):
+                self.valid = False
             if name[:1] == b":":
                 given = pseudo
                 self.valid &= name in _PSEUDO and name not in pseudo and not metadata
@@ -65,6 +68,11 @@ def _read_timeout(text: bytes | None) -> float | None:
     if match is None:
         return None
     return int(match[1]) * _SECONDS.get(match[2], 1) / _PARTS.get(match[2], 1)
+
+
+def is_grpc(content_type: bytes) -> bool:
+    """Return whether a content type is gRPC's, and not gRPC-Web's, whose responses end in another way."""
+    return content_type.startswith(CONTENT_TYPE) and content_type[len(CONTENT_TYPE) :][:1] in (b"", b"+", b";")
 
 
 def is_trailer(headers: Headers) -> bool:

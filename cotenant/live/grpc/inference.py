@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.errors import CotenantError, RequestError
 from cotenant.live.access import Permission
-from cotenant.live.grpc.call import Call, Method
+from cotenant.live.grpc.call import MAX_MESSAGE, Call, Method
 from cotenant.live.grpc.status import expected
 from cotenant.live.grpc.tensors import (
     FINAL,
@@ -37,8 +37,8 @@ class InferenceMethods:
     def methods(self) -> dict[str, Method]:
         """Return both by name."""
         return {
-            "ModelInfer": Method(unary=self._infer, permission=Permission.INFER),
-            "ModelStreamInfer": Method(stream=self._stream, permission=Permission.INFER),
+            "ModelInfer": Method(unary=self._infer, permission=Permission.INFER, message_size=MAX_MESSAGE),
+            "ModelStreamInfer": Method(stream=self._stream, permission=Permission.INFER, message_size=MAX_MESSAGE),
         }
 
     def _infer(self, call: Call, wire: bytes) -> None:
@@ -96,7 +96,9 @@ class InferenceMethods:
             while (item := await waiting.get()) is not None:
                 request_id, answer = item
                 try:
-                    response = field(2, await answer + FINAL)  # infer_response
+                    result = await answer
+                    call.keep(-len(result))
+                    response = field(2, result + FINAL)  # infer_response
                 except CotenantError as error:
                     response = messages.ModelStreamInferResponse(
                         error_message=public_message(error), infer_response={"id": request_id}
@@ -121,6 +123,7 @@ class InferenceMethods:
                 return
             if isinstance(result, bytes):
                 future.set_result(result)
+                call.keep(len(result))
             else:
                 future.set_exception(result)
 

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from cotenant.errors import UnsupportedError
 from cotenant.live.access import Permission
 from cotenant.live.grpc.access import METHODS
-from cotenant.live.grpc.call import Call, Method
+from cotenant.live.grpc.call import MAX_MESSAGE, Call, Method
 from cotenant.live.grpc.tensors import check_version, parse_message, plain_parameters
 from cotenant.live.oip import Core, model_metadata, server_metadata
 from cotenant.protocol import messages
@@ -153,4 +153,7 @@ def _method(name: str, answer: Callable[[Any], Any]) -> Method:
     async def finish(call: Call, message: Any) -> None:
         call.respond(response(**await answer(message)).SerializeToString())
 
-    return Method(unary=start, permission=needed if isinstance(needed, Permission) else None)
+    permission = needed if isinstance(needed, Permission) else None
+    if permission is Permission.CONTROL:
+        return Method(unary=start, permission=permission, message_size=MAX_MESSAGE)  # may bring a model's configuration
+    return Method(unary=start, permission=permission)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from cotenant.live.grpc.frames import END_HEADERS, HEADERS, frame
+from cotenant.live.grpc.frames import END_HEADERS, HEADERS, MAX_FRAME, frame
 from cotenant.live.grpc.headers import NO_TABLE, TABLE_SIZE
+
+_COLLECTED = 64  # writes of at most a frame or a small call, after which they are sent within a turn
 
 
 class FrameWriter:
@@ -35,14 +37,19 @@ class FrameWriter:
         if not self._unsent:
             self._loop.call_soon(self.flush)
         self._unsent.append(data)
+        if len(self._unsent) >= _COLLECTED:
+            self.flush()
 
     def write_headers(self, stream: int, block: bytes, flags: int = END_HEADERS) -> None:
         prefix, self.block_prefix = self.block_prefix, b""
         self.write(frame(HEADERS, flags, stream, prefix + block))
 
-    def write_now(self, parts: list[bytes | memoryview]) -> None:
-        """Send at once, so that a caller who takes no more is noticed."""
-        if parts:
+    def write_parts(self, parts: list[bytes | memoryview], size: int) -> None:
+        """Send frames of `size` bytes of messages; what is large at once, so that a caller who takes no more is
+        noticed."""
+        if size < MAX_FRAME and parts:
+            self.write(b"".join(parts))
+        elif parts:
             self.flush()
             if self.transport is not None:
                 self.transport.writelines(parts)
