@@ -223,7 +223,7 @@ def _response(connection: socket.socket) -> bytes:
             sys.exit("the server closed the connection")
         data += received
         if end < 0 and (end := data.find(b"\r\n\r\n")) >= 0:
-            (length,) = re.findall(rb"(?i)content-length: *(\d+)", data[:end])
+            (length,) = re.findall(rb"(?im)^content-length: *(\d+)", data[:end])
             whole = end + 4 + int(length)
     return data
 
