@@ -26,9 +26,8 @@ class InferenceService:
         self._driver = driver
         self._rollouts = rollouts
         self._polled = 0.0  # when the workers were last polled on behalf of a request
-        self._unread: defaultdict[str, list[float]] = defaultdict(
-            list
-        )  # rejected unread, by model: how long they waited
+        # How long requests waited that were rejected unread, by model.
+        self._unread: defaultdict[str, list[float]] = defaultdict(list)
 
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         """Submit a request and return its id; `done` is called once, perhaps before this returns.
