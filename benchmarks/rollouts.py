@@ -80,7 +80,6 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     without = (await send(given.address, [Segment(seconds, given.rates)], seed))[-1]
     before = memory(os.getpid())
     statistics_, pool = server._rollouts.statistics, server._rollouts._control.pool
-    statistics_.last.clear()
     last: list[Tick] = []
     endless = [Segment(3600.0, given.rates)]
     switches: list[float] = []
@@ -92,7 +91,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
                 await asyncio.sleep(0.01)
             await server.apply(second if number % 2 == 0 else first)
             await server._rollouts.idle()
-            durations = statistics_.last[0].durations
+            durations = statistics_.last[0][1].durations
             switches.append(durations.switch * 1e3)
             wholes.append(durations.queued + durations.prepare + durations.switch + durations.drain)
 

@@ -66,7 +66,7 @@ async def measure(
             seen = set[int]()
             while True:
                 now = time.monotonic() - begun[0]
-                for past in statistics.last:
+                for _, past in statistics.last:
                     if past.revision.number not in seen:
                         seen.add(past.revision.number)
                         ended.append(now)

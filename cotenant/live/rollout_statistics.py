@@ -15,19 +15,17 @@ KEPT = 20  # rollouts that are told of one by one
 
 class RolloutStatistics:
     """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds. last:
-    the rollouts that ended last, the latest first; ended_at: when, by the clock."""
+    the rollouts that ended last, the latest first, with the time of the clock when they did."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.outcomes: Counter[RolloutOutcome] = Counter(dict.fromkeys(RolloutOutcome, 0))
-        self.last: deque[RolloutEnded] = deque(maxlen=KEPT)
-        self.ended_at: deque[float] = deque(maxlen=KEPT)
+        self.last: deque[tuple[float, RolloutEnded]] = deque(maxlen=KEPT)
         self.phases = {phase: Histogram() for phase in ("queued", "prepare", "switch", "drain", "rollback")}
 
     def ended(self, ended: RolloutEnded) -> None:
         self.outcomes[ended.outcome] += 1
-        self.last.appendleft(ended)
-        self.ended_at.appendleft(self._clock())
+        self.last.appendleft((self._clock(), ended))
         phases = ["queued"]
         match ended.outcome:
             case RolloutOutcome.COMPLETED:

@@ -115,7 +115,7 @@ class StatusReporter:
             desired_reason="" if desired is None else desired.reason,
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
-            last=tuple(_past(now - ended_at, ended) for ended_at, ended in zip(past.ended_at, past.last, strict=True)),
+            last=tuple(_past(now - ended_at, ended) for ended_at, ended in past.last),
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
