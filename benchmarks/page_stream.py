@@ -20,6 +20,7 @@ from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
+from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.live.oip import InferRequest
 from cotenant.live.page.feed import PERIOD
@@ -77,7 +78,7 @@ async def answer(server: Server, model: str, requests: int) -> None:
 
 async def measure(root: Path) -> None:
     async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
-        raise NotImplementedError
+        raise FailedError("nothing else is to be served")
 
     given = deployment(root)
     server = Server(given, Fake(), prepare)

@@ -32,21 +32,8 @@ def profiled(model: str, *percent: float) -> Profile:
     return Profile(model, "cpu", points or [Point(share=1000, batch=1, latency=0.01, memory=0)])
 
 
-# It closes its output, for whose end its starter waits, and ends by itself where nobody ends it.
-BURN = """
-import os, time
-if os.fork():
-    os._exit(0)
-os.setsid()
-print(os.getpid(), flush=True)
-os.close(1)
-end = time.monotonic() + 60
-while time.monotonic() < end:
-    pass
-"""
-
-
-# Of another parent, since what a child of this process uses is its own; it ends by itself, whatever happens here.
+# Of another parent, since what a child of this process uses is its own; it ends by itself, whatever happens here,
+# and closes its output, for whose end its starter waits.
 BURN = """
 import os, time
 if os.fork():
