@@ -34,7 +34,8 @@ from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.supervisor import LaneState
 from cotenant.core.identity import LaneId
 from cotenant.live.event_pump import EventPump
-from cotenant.live.pool import BatchListener, LaneSetup, Pool
+from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.pool import BatchListener, Pool
 from cotenant.worker.arena import Arena
 
 logger = logging.getLogger(__name__)

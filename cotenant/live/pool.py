@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar, TypeVarTuple
 
-import msgspec
-
 from cotenant.backends import Backend, Launch
 from cotenant.control.events import (
     PartitionClosed,
@@ -27,15 +25,16 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
+from cotenant.live.lane_workers import Flight, LaneSetup, LaneWorker, WorkerLane, new_audit, why_not
 from cotenant.live.lending import Lending
-from cotenant.live.process import ProcessLimitError, WorkerConnection, WorkerProcess, cpu_time
+from cotenant.live.process import ProcessLimitError, WorkerConnection, cpu_time
 from cotenant.live.processes import WorkerProcesses
 from cotenant.live.share_audit import ShareAudit
 from cotenant.live.warm_pool import WorkerTemplate
 from cotenant.worker import runners
-from cotenant.worker.arena import Arena, Block
+from cotenant.worker.arena import Arena
 from cotenant.worker.background import leave_background
-from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, Timing, WorkerModel
+from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -58,62 +57,6 @@ class BatchListener(Protocol):
         ...
 
 
-class LaneSetup(msgspec.Struct, frozen=True):
-    """Describe what a lane is started with. share: ‰ of its device."""
-
-    share: int
-    models: tuple[WorkerModel, ...]
-
-
-class _Flight(msgspec.Struct):
-    """Hold a batch in flight.
-
-    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number.
-    """
-
-    batch: int
-    model: str
-    rows: int
-    since: float
-    kept: list[object]
-    room: Block | None
-    requests: int
-
-
-class _Worker:
-    """Track one incarnation of a lane's worker."""
-
-    def __init__(self, lane: _Lane, incarnation: int) -> None:
-        self.lane = lane
-        self.incarnation = incarnation
-        self.line: WorkerConnection | None = None
-        self.ready = False
-        self.killed = ""  # the reason, once it was killed
-        self.retiring = False
-        self.over = False  # its end was reported
-        self.resize_due = False  # report another share to it before its next batch
-        self.sample_due = False  # sample CPU time when its batch ends: amid a batch it has used more than it has earned
-
-
-class _Lane:
-    """Hold a partition and its latest worker."""
-
-    def __init__(self, name: LaneId, setup: LaneSetup) -> None:
-        self.name = name
-        self.share = setup.share
-        self.models = {model.name: model for model in setup.models}
-        self.launch = Launch()  # until the backend opens it
-        self.opened = False
-        self.worker: _Worker | None = None
-        self.audit: ShareAudit | None = None
-
-    @property
-    def process(self) -> WorkerProcess | None:
-        """Return the process of its worker; None unless that is ready."""
-        worker = self.worker
-        return worker.line.process if worker is not None and worker.ready and not worker.over and worker.line else None
-
-
 class Pool:
     """Start, stop and talk to the workers of lanes. All methods belong to the event loop.
 
@@ -134,9 +77,9 @@ class Pool:
         self._arena = arena
         self._tell = tell
         self._batches = batches
-        self._lanes: dict[LaneId, _Lane] = {}
-        self._workers: dict[WorkerConnection, _Worker] = {}
-        self._flights: dict[WorkerConnection, _Flight] = {}
+        self._lanes: dict[LaneId, WorkerLane] = {}
+        self._workers: dict[WorkerConnection, LaneWorker] = {}
+        self._flights: dict[WorkerConnection, Flight] = {}
         self._lending = Lending(arena)
         self.processes = WorkerProcesses(arena.fd, self._left, warm_workers=warm_workers)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
@@ -151,8 +94,8 @@ class Pool:
         leaving: see `Backend.open`."""
         held = self._lanes.get(lane)
         if held is None:
-            held = self._lanes[lane] = _Lane(lane, setup)
-        worker = held.worker = _Worker(held, incarnation)
+            held = self._lanes[lane] = WorkerLane(lane, setup)
+        worker = held.worker = LaneWorker(held, incarnation)
         self.unfinished.discard(lane)
         self._spawn_task(self._start(worker, fresh, leaving))
 
@@ -189,7 +132,7 @@ class Pool:
             if lane.name in launches:
                 self._relaunch(lane, launches[lane.name])
 
-    def _relaunch(self, lane: _Lane, launch: Launch) -> None:
+    def _relaunch(self, lane: WorkerLane, launch: Launch) -> None:
         lane.launch = launch
         self._lend(lane)
         worker = lane.worker
@@ -197,11 +140,11 @@ class Pool:
             return  # the next one starts with it
         worker.resize_due = True
         if worker.ready:
-            lane.audit = _audit(lane)
+            lane.audit = new_audit(lane)
             if worker.line not in self._flights:
                 self._send_resize(worker, worker.line)
 
-    def _send_resize(self, worker: _Worker, line: WorkerConnection) -> None:
+    def _send_resize(self, worker: LaneWorker, line: WorkerConnection) -> None:
         """Between two batches: while one runs a worker expects nothing."""
         worker.resize_due = False
         launch = worker.lane.launch
@@ -218,7 +161,7 @@ class Pool:
         await self.processes.close()
         self._lending.stop()
 
-    def _worker(self, lane: LaneId, incarnation: int) -> _Worker | None:
+    def _worker(self, lane: LaneId, incarnation: int) -> LaneWorker | None:
         """Return the worker of that incarnation unless its end was reported."""
         held = self._lanes.get(lane)
         worker = None if held is None else held.worker
@@ -234,7 +177,7 @@ class Pool:
         if the caller is cancelled."""
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._turns, call, *args))
 
-    async def _start(self, worker: _Worker, fresh: bool, leaving: Collection[LaneId]) -> None:
+    async def _start(self, worker: LaneWorker, fresh: bool, leaving: Collection[LaneId]) -> None:
         lane = worker.lane
         try:
             reason = await self._until_ready(worker, fresh, leaving)
@@ -249,7 +192,7 @@ class Pool:
             reason = f"{type(error).__name__}: {error}"
         if not reason:
             worker.ready = True
-            lane.audit = _audit(lane)
+            lane.audit = new_audit(lane)
             if worker.resize_due and worker.line is not None:
                 self._send_resize(worker, worker.line)
             self._tell(WorkerReady(lane.name, worker.incarnation))
@@ -260,7 +203,7 @@ class Pool:
             await worker.line.stop(grace=0.0)
         self._exited([worker], reason)
 
-    async def _until_ready(self, worker: _Worker, fresh: bool, leaving: Collection[LaneId]) -> str:
+    async def _until_ready(self, worker: LaneWorker, fresh: bool, leaving: Collection[LaneId]) -> str:
         """Wait until a worker is ready; return "" or the reason why it is not."""
         lane = worker.lane
         if fresh:
@@ -304,7 +247,7 @@ class Pool:
             return line.gone.result()
         return worker.killed or failure
 
-    async def _open(self, lane: _Lane, leaving: Collection[LaneId]) -> None:
+    async def _open(self, lane: WorkerLane, leaving: Collection[LaneId]) -> None:
         if lane.opened:
             await self._in_turn(self._backend.close, lane.name)
         lane.opened = True
@@ -314,11 +257,11 @@ class Pool:
             lane.launch = self._backend.resize({lane.name: lane.share})[lane.name]
         self._lend(lane)
 
-    def _lend(self, lane: _Lane) -> None:
+    def _lend(self, lane: WorkerLane) -> None:
         if lane.launch.lend and not lane.launch.lent_by_kernel:
             self._lending.open(lane.name, lane.launch.cores)
 
-    async def _retire(self, worker: _Worker, line: WorkerConnection, grace: float) -> None:
+    async def _retire(self, worker: LaneWorker, line: WorkerConnection, grace: float) -> None:
         """Stop a worker, and report its end once its process is gone and its memory free."""
         await line.stop(grace)
         if line in self._flights and not worker.over:  # its process, and so the batch, goes on for other lanes
@@ -344,7 +287,7 @@ class Pool:
         # Tasks that start or retire a worker report its end themselves.
         self._exited([worker for worker in workers if worker.ready and not worker.retiring], reason)
 
-    def _exited(self, workers: Sequence[_Worker], reason: str) -> None:
+    def _exited(self, workers: Sequence[LaneWorker], reason: str) -> None:
         """Report the end of workers once, together."""
         ended = [worker for worker in workers if not worker.over]
         for worker in ended:
@@ -354,7 +297,7 @@ class Pool:
 
     # Processes
 
-    def _modules(self, lane: _Lane) -> frozenset[str]:
+    def _modules(self, lane: WorkerLane) -> frozenset[str]:
         """Return the modules that a lane's process needs, for the models of all lanes that share it."""
         process = lane.launch.process
         served = [each for each in self._lanes.values() if each.launch.process == process] if process else [lane]
@@ -387,7 +330,7 @@ class Pool:
             or worker.line in self._flights
             or model not in held.models
         ):
-            raise WorkerError(f"lane '{lane}' cannot take batch {batch}: {_why_not(held, model)}")
+            raise WorkerError(f"lane '{lane}' cannot take batch {batch}: {why_not(held, model)}")
         line = worker.line
         if worker.over or line is None:
             self.unfinished.add(lane)
@@ -399,7 +342,7 @@ class Pool:
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
         line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
-        self._flights[line] = _Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
+        self._flights[line] = Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
         self._lending.has_work(lane, True)
 
     def poll(self) -> None:
@@ -436,9 +379,9 @@ class Pool:
 
     def _tell_answer(
         self,
-        worker: _Worker,
+        worker: LaneWorker,
         line: WorkerConnection,
-        flight: _Flight,
+        flight: Flight,
         answer: BatchResult,
         answers: Sequence[Payload | RequestError],
         size: int,
@@ -480,22 +423,9 @@ class Pool:
             if not worker.sample_due:
                 self._sample(worker, line)
 
-    def _sample(self, worker: _Worker, line: WorkerConnection) -> None:
+    def _sample(self, worker: LaneWorker, line: WorkerConnection) -> None:
         worker.sample_due = False
         audit = worker.lane.audit
         serves = worker.ready and not worker.retiring and not worker.over
         if audit is not None and serves and (used := cpu_time(line.process.pid)) is not None:
             audit.sample(used, time.monotonic())
-
-
-def _audit(lane: _Lane) -> ShareAudit | None:
-    launch = lane.launch
-    return None if launch.budget is None else ShareAudit(lane.name, lane.share, launch.budget, lent=launch.lend)
-
-
-def _why_not(lane: _Lane | None, model: str) -> str:
-    if lane is None:
-        return "there is no such lane"
-    if lane.worker is None or not lane.worker.ready:
-        return "its worker is not ready"
-    return "it runs another" if model in lane.models else f"it has no model {model!r}, only {', '.join(lane.models)}"

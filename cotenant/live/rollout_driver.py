@@ -39,7 +39,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
 from cotenant.live.deployment import Deployment, applications_of, worker_models
 from cotenant.live.driver import Driver, Tensors
-from cotenant.live.pool import LaneSetup
+from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.rollout_statistics import RolloutStatistics
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState

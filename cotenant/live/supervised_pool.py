@@ -19,7 +19,8 @@ from cotenant.core.identity import LaneId
 from cotenant.errors import WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
-from cotenant.live.pool import BatchListener, LaneSetup, Payload
+from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.pool import BatchListener, Payload
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import WorkerModel

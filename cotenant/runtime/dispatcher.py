@@ -1,8 +1,8 @@
 """Decide which request runs where and when, and which is rejected.
 
-The live server and the simulator run the same object: events in, commands out. It never waits, reads no clock and holds
-no tensors. Every request that arrives ends in exactly one `Reply`; `_end` is the only place that ends one. A request
-with more rows than a batch takes runs in parts (`splitting`), and still ends in one `Reply`.
+The live server and the simulator run the same object: events in, commands out. It never waits, reads no clock and
+holds no tensors. Every request that arrives ends in exactly one `Reply` (`open_requests`). A request with more rows
+than a batch takes runs in parts (`splitting`), and still ends in one `Reply`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cotenant.runtime.events import (
     Reply,
     Restarting,
     Run,
-    Split,
     WakeAt,
     Woke,
 )
 from cotenant.runtime.lane import Batch, Lane, Queue
+from cotenant.runtime.open_requests import OpenRequests
 from cotenant.runtime.routing import ModelRoutes
-from cotenant.runtime.splitting import SplitRequests, places_for_parts, rows_to_fill
+from cotenant.runtime.splitting import places_for_parts, rows_to_fill
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
@@ -58,10 +58,10 @@ class Dispatcher:
     def __init__(self) -> None:
         self.lanes: dict[LaneId, Lane] = {}
         self._routes: dict[str, ModelRoutes] = {}  # by model
-        self._held: dict[int, Queue] = {}  # every open request or part of one → the queue that holds it or held it
-        self._split = SplitRequests()
-        self._parts = self._split.by_part
-        self._tried: set[int] = set()  # requests whose batch was lost with its worker once
+        self._open = OpenRequests(self._place)
+        self._held = self._open.held
+        self._tried = self._open.tried
+        self._parts = self._open.by_part
         self._batches = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -142,29 +142,19 @@ class Dispatcher:
         commands: list[Command],
     ) -> None:
         """Insert a request into these queues, so many rows into each; add their lanes to `touched`."""
-        parts = [request] if len(places) == 1 else self._take_apart(request, [rows for _, rows in places], commands)
+        parts = [request] if len(places) == 1 else self._open.split(request, [rows for _, rows in places], commands)
         for part, (queue, rows) in zip(parts, places):  # noqa: B905  # mypyc knows this zip
             self._held[part.id] = queue
             routes.push(queue, part, rows, part.priority, part.deadline)
             touched[queue.lane.id] = queue.lane
 
-    def _take_apart(self, request: Request, sizes: list[int], commands: list[Command]) -> list[Request]:
-        """Replace a request, or a part of one, by parts of these numbers of rows, which are in no queue yet."""
-        parts = self._split.split(request, sizes)
-        commands.append(Split(request.id, tuple(parts)))
-        self._held.pop(request.id, None)
-        if request.id in self._tried:
-            self._tried.remove(request.id)
-            self._tried.update([part.id for part in parts])
-        return parts
-
     def _cancelled(self, request_id: int, now: float) -> list[Command]:
         commands: list[Command] = []
         queue = self._held.get(request_id)
         if queue is None:
-            whole = self._split.by_request.get(request_id)
+            whole = self._open.parts.by_request.get(request_id)
             if whole is not None:  # else it ended before its caller left
-                self._end(tuple(whole.parts.values()), Outcome.CANCELLED, LEFT, commands)
+                self._open.end(tuple(whole.parts.values()), Outcome.CANCELLED, LEFT, commands)
             return commands
         gone = tuple([request for request in queue.waiting if request.id == request_id])
         if gone:
@@ -175,84 +165,8 @@ class Dispatcher:
             assert batch is not None
             batch.intact = False
             gone = tuple([request for request in batch.requests if request.id == request_id])
-        self._end(gone, Outcome.CANCELLED, LEFT, commands)
+        self._open.end(gone, Outcome.CANCELLED, LEFT, commands)
         return commands
-
-    def _open(self, batch: Batch) -> tuple[Request, ...]:
-        """Return the requests of a batch that have not ended yet."""
-        if batch.intact:
-            return batch.requests
-        return tuple([request for request in batch.requests if request.id in self._held])
-
-    def _end(
-        self,
-        requests: tuple[Request, ...],
-        outcome: Outcome,
-        reason: str,
-        commands: list[Command],
-        batch: Batch | None = None,
-        lane: LaneId | None = None,
-    ) -> None:
-        """End requests, all of them open."""
-        if self._parts:
-            requests = self._end_parts(requests, outcome, reason, commands, batch, lane)
-        if not requests:
-            return
-        held = self._held
-        for request in requests:
-            del held[request.id]
-        if self._tried:
-            self._tried.difference_update([request.id for request in requests])
-        if batch is None:
-            commands.append(Reply(requests, outcome, reason, 0.0, lane))
-        else:
-            commands.append(Reply(requests, outcome, reason, 0.0, lane, batch.id, batch.started))
-
-    def _end_parts(
-        self,
-        requests: tuple[Request, ...],
-        outcome: Outcome,
-        reason: str,
-        commands: list[Command],
-        batch: Batch | None,
-        lane: LaneId | None,
-    ) -> tuple[Request, ...]:
-        """End the parts among these requests, and what they are parts of where that ends; return the others."""
-        others: list[Request] = []
-        for request in requests:
-            whole = self._parts.get(request.id)
-            if whole is None:
-                if request.id in self._held:  # else it has ended with another part
-                    others.append(request)
-                continue
-            if batch is not None and outcome is Outcome.SERVED:
-                del self._held[request.id]
-                self._tried.discard(request.id)
-                whole = self._split.served(request.id, batch.started)
-            else:
-                self._split.end(whole)
-                self._withdraw(whole.parts)
-            if whole is not None:
-                ended = (whole.request,)
-                if batch is None:
-                    commands.append(Reply(ended, outcome, reason, 0.0, lane))
-                else:
-                    started = min(whole.started, batch.started)
-                    commands.append(Reply(ended, outcome, reason, 0.0, lane, batch.id, started))
-        return tuple(others)
-
-    def _withdraw(self, parts: dict[int, Request]) -> None:
-        """Take parts of a request that ended out of their queues; a batch that runs goes on without them."""
-        for queue in {id(queue): queue for queue in [self._held[part] for part in parts]}.values():
-            if any(request.id in parts for request in queue.waiting):
-                queue.keep([request for request in queue.waiting if request.id not in parts])
-                self._place(queue.lane)
-            running = queue.lane.batch
-            if running is not None:
-                running.intact = False
-        for part in parts:
-            del self._held[part]
-        self._tried.difference_update(parts)
 
     # Lanes
 
@@ -262,7 +176,7 @@ class Dispatcher:
         if lane.batch is None and lane.up:
             for queue in lane.queue_list:
                 if queue.rows and (dropped := drop_requests(queue, now)):
-                    self._end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
+                    self._open.end(tuple(dropped), Outcome.EXPIRED, HOPELESS, commands, lane=lane.id)
             best, count, rows, again = next_queue(lane, now)
             if best is not None:
                 if self._parts and count < len(best.waiting) and best.waiting[count].id in self._parts:
@@ -281,7 +195,7 @@ class Dispatcher:
     def _fill(self, queue: Queue, position: int, rows: int, commands: list[Command]) -> None:
         """Split a waiting part, so that its first rows can run with the requests before it."""
         part = queue.waiting[position]
-        parts = self._take_apart(part, [rows, part.size - rows], commands)
+        parts = self._open.split(part, [rows, part.size - rows], commands)
         queue.waiting[position : position + 1] = parts
         for part in parts:
             self._held[part.id] = queue
@@ -331,14 +245,14 @@ class Dispatcher:
         batch.queue.lent = lane.lent
         commands: list[Command] = []
         self._proceed(lane, now, commands)  # before the replies, so that the lane does not idle while they are written
-        requests = self._open(batch)
+        requests = self._open.of(batch)
         if failed:
             reasons = dict(failed)
             for request in requests:
                 if request.id in reasons and request.id in self._held:  # else it ended with another part
-                    self._end((request,), Outcome.FAILED, reasons[request.id], commands, batch, lane.id)
+                    self._open.end((request,), Outcome.FAILED, reasons[request.id], commands, batch, lane.id)
             requests = tuple([request for request in requests if request.id in self._held])
-        self._end(requests, Outcome.SERVED, "", commands, batch, lane.id)
+        self._open.end(requests, Outcome.SERVED, "", commands, batch, lane.id)
         return commands
 
     def _failed(self, lane_id: LaneId, batch_id: int, reason: str, now: float) -> list[Command]:
@@ -348,7 +262,7 @@ class Dispatcher:
         lane, batch = released
         commands: list[Command] = []
         self._proceed(lane, now, commands)
-        self._end(self._open(batch), Outcome.FAILED, reason, commands, batch, lane.id)
+        self._open.end(self._open.of(batch), Outcome.FAILED, reason, commands, batch, lane.id)
         return commands
 
     def _proceed(self, lane: Lane, now: float, commands: list[Command]) -> None:
@@ -371,7 +285,7 @@ class Dispatcher:
             if queue.earliest() <= now:
                 passed = [request for request in queue.waiting if request.deadline <= now]
                 queue.keep([request for request in queue.waiting if request.deadline > now])
-                self._end(tuple(passed), Outcome.EXPIRED, PASSED, commands, lane=lane.id)
+                self._open.end(tuple(passed), Outcome.EXPIRED, PASSED, commands, lane=lane.id)
         if lane.batch is not None and lane.batch.overdue <= now:
             self._stall(lane, lane.batch, now, commands)
         self._advance(lane, now, commands)
@@ -382,14 +296,14 @@ class Dispatcher:
         goes on: it is for the supervisor to say when its worker hangs."""
         batch.overdue = math.inf
         ended = []
-        for request in self._open(batch):
+        for request in self._open.of(batch):
             due = request.deadline + batch.grace
             if due <= now:
                 ended.append(request)
             elif due < batch.overdue:
                 batch.overdue = due
         batch.intact = batch.intact and not ended
-        self._end(tuple(ended), Outcome.EXPIRED, OVERDUE, commands, lane=lane.id)
+        self._open.end(tuple(ended), Outcome.EXPIRED, OVERDUE, commands, lane=lane.id)
         if not lane.stalled:
             lane.set_state(up=True, stalled=True)
             waiting = self._take_all(lane)
@@ -431,11 +345,11 @@ class Dispatcher:
         lane.set_state(up=False)
         lost: tuple[Request, ...] = ()
         if lane.batch is not None:
-            lost = self._open(lane.batch)
+            lost = self._open.of(lane.batch)
             lane.batch = None
         retried = [request for request in lost if request.id not in self._tried]
         twice = tuple([request for request in lost if request.id in self._tried])
-        self._end(twice, Outcome.FAILED, DIED_TWICE, commands)
+        self._open.end(twice, Outcome.FAILED, DIED_TWICE, commands)
         retried = [request for request in retried if request.id in self._held]  # else it ended with another part
         self._tried.update([request.id for request in retried])
         waiting = self._take_all(lane)
@@ -465,7 +379,7 @@ class Dispatcher:
             routes = self._routes.get(request.model)
             places = [] if routes is None else self._places(request, routes, home, now)
             if routes is None or not places:
-                self._end((request,), end, reason, commands)
+                self._open.end((request,), end, reason, commands)
             else:
                 self._enqueue(request, places, routes, touched, commands)
         for lane in touched.values():
@@ -530,8 +444,8 @@ class Dispatcher:
         assert seen.keys() == self._held.keys()
         assert all(self._held[id_].lane.id == lane for id_, lane in seen.items())
         assert self._tried <= self._held.keys()
-        self._split.invariants()
+        self._open.parts.invariants()
         assert self._parts.keys() <= self._held.keys()
-        assert not self._split.by_request.keys() & self._held.keys()
+        assert not self._open.parts.by_request.keys() & self._held.keys()
         for routes in self._routes.values():
             routes.invariants()

@@ -31,79 +31,9 @@ from cotenant.control.adaptation import (
     SolveStep,
 )
 from cotenant.control.controller import Controller
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.revision import RolloutOutcome
-from cotenant.core.identity import DeviceId
-from cotenant.core.plan import Device, Partition, Placement, Plan
-
-GPU = tuple(DeviceId("gpu", index) for index in range(6))
-PERIOD = 0.5
-
-
-def plan_of(devices: int, rate: float = 100.0, *, price: float | None = None, first: int = 0) -> Plan:
-    """A model on so many devices."""
-    held = Partition(
-        share=1000, placements=(Placement(model="a", batch=8, rate=rate / devices, duty=0.1, latency=0.1),)
-    )
-    return Plan(
-        planner="hand",
-        devices=tuple(Device(id=GPU[index], partitions=(held,)) for index in range(first, first + devices)),
-        cost_per_hour=None if price is None else price * devices,
-    )
-
-
-class World:
-    """A controller with a plan for 100 requests/s, and the time."""
-
-    def __init__(self, plan: Plan | None = None, devices: int = 1, **options: Any) -> None:
-        self.controller = Controller(GPU[:devices], {"a": 0.99}, ControllerOptions(**options))
-        self.now = 0.0
-        self.tell(Adopted(plan=plan or plan_of(devices), rates={"a": 100.0}))
-
-    def tell(self, event: ControllerEvent) -> list[ControllerCommand]:
-        commands = self.controller.handle(event, self.now)
-        self.controller.invariants()
-        return commands
-
-    def observe(
-        self, rate: float, seconds: float, *, slower: float = 1.0, within: float = 1.0, foreign: float | None = None
-    ) -> list[ControllerCommand]:
-        """Observe for that long, or until something is commanded."""
-        for _ in range(round(seconds / PERIOD)):
-            self.now += PERIOD
-            count = round(rate * PERIOD)
-            commands = self.tell(
-                Observed(
-                    seconds=PERIOD,
-                    offered={"a": count},
-                    stayed={"a": count},
-                    within_target={"a": round(count * within)},
-                    latencies={"a": BatchLatency(10, 0.1, 0.1 * slower)},
-                    foreign_load=foreign,
-                )
-            )
-            if commands:
-                return commands
-        return []
-
-    def solve(self, rate: float, seconds: float = 60.0, **seen: float) -> Solve:
-        """Observe until a plan is asked for."""
-        (command,) = self.observe(rate, seconds, **seen)
-        assert isinstance(command, Solve)
-        return command
-
-    def answer(
-        self, solve: Solve, plan: Plan | None, step: SolveStep = SolveStep.REPLAN, **more: object
-    ) -> list[ControllerCommand]:
-        sustained = {name: rate * 1.1 for name, rate in solve.rates.items()}
-        solved = Solved(number=solve.number, step=step, plan=plan, rates=solve.rates, sustained=sustained)
-        return self.tell(msgspec.structs.replace(solved, **more))
-
-    def rolled(
-        self, roll: ControllerCommand, outcome: RolloutOutcome = RolloutOutcome.COMPLETED
-    ) -> list[ControllerCommand]:
-        assert isinstance(roll, Roll)
-        return self.tell(RollEnded(number=roll.number, outcome=outcome, seconds=0.5, reason="because"))
+from cotenant.core.plan import Partition, Placement
+from tests.control.controller_world import GPU, PERIOD, World, plan_of
 
 
 def test_constant_rate_changes_nothing() -> None:
@@ -277,42 +207,6 @@ def test_short_plan_is_made_anew_soon_after_rates_fall() -> None:
     assert 10.0 <= world.now - begun <= 15.0
 
 
-def test_lower_rate_releases_devices_after_the_cool_down_only() -> None:
-    world = World(devices=3, cooldown=60.0)
-    world.observe(100.0, 30)
-    before = world.now
-    solve = world.solve(30.0, 200.0)
-    assert world.now - before >= 59.0
-    assert solve.step is SolveStep.REPLAN
-    assert 36.0 <= solve.rates["a"] < 50.0
-    (roll,) = world.answer(solve, plan_of(1, 36.0), devices={"gpu": 1})
-    assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
-    assert world.tell(DevicesGone(GPU[1:3], "released")) == []
-    assert world.observe(30.0, 300) == []
-
-
-def test_devices_that_are_wanted_again_soon_are_kept_for_longer_the_next_time() -> None:
-    def released(world: World) -> float:
-        """Seconds of a low rate until devices are released."""
-        before = world.now
-        (roll,) = world.answer(world.solve(30.0, 600.0), plan_of(1, 36.0), devices={"gpu": 1})
-        assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
-        world.tell(DevicesGone(GPU[1:3], "released"))
-        return world.now - before
-
-    world = World(devices=3, cooldown=60.0)
-    world.observe(100.0, 30)
-    first = released(world)
-    commands = world.answer(world.solve(100.0), plan_of(1, 40.0), devices={"gpu": 3}, short="a 60 of 100/s")
-    assert commands[0] == Acquire("gpu", 2)
-    world.rolled(commands[1])
-    (again,) = world.tell(DevicesFound(GPU[1:3]))
-    assert isinstance(again, Solve)
-    (roll,) = world.answer(again, plan_of(3, 120.0), devices={"gpu": 3})
-    world.rolled(roll)
-    assert released(world) > first + 100.0
-
-
 def test_rate_that_rises_is_planned_for_before_it_exceeds_the_plan() -> None:
     world = World(ahead=20.0)
     solve = None
@@ -331,60 +225,6 @@ def test_plan_that_saves_nothing_is_not_moved_to() -> None:
     moved = plan_of(3, 36.0, price=1.0, first=1)
     assert world.answer(solve, moved) == []
     assert "no gain" in world.controller.status().decisions[-1].reason
-
-
-def test_more_devices_are_acquired_and_used_once_they_are_there() -> None:
-    world = World()
-    solve = world.solve(300.0)
-    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
-    assert commands[0] == Acquire("gpu", 2)
-    assert isinstance(commands[1], Roll), "the best with what is there meanwhile"
-    world.rolled(commands[1])
-    assert world.controller.status().launching == {"gpu": 2}
-    assert world.observe(300.0, 30) == []
-    (again,) = world.tell(DevicesFound(GPU[1:3]))
-    assert isinstance(again, Solve)
-    assert again.devices == GPU[:3]
-    assert again.launching == {}
-
-
-def test_devices_on_their_way_are_not_acquired_twice() -> None:
-    world = World()
-    commands = world.answer(world.solve(300.0), plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
-    world.rolled(commands[1])
-    (again,) = world.tell(DevicesFound(GPU[1:2]))
-    assert isinstance(again, Solve)
-    assert again.launching == {"gpu": 1}
-    commands = world.answer(again, plan_of(2, 300.0), devices={"gpu": 3}, short="a 50 of 300/s")
-    assert [type(command) for command in commands] == [Roll]
-
-
-def test_device_that_the_plan_uses_is_not_released() -> None:
-    world = World(devices=3)
-    commands = world.answer(world.solve(300.0), plan_of(2, 360.0), devices={"gpu": 1})
-    assert world.rolled(commands[0]) == [Release(GPU[2:3])]
-
-
-def test_devices_that_cannot_be_had_are_asked_for_again_later() -> None:
-    world = World(retry=5.0)
-    commands = world.answer(world.solve(300.0), plan_of(1), SolveStep.KEEP, devices={"gpu": 2})
-    assert commands == [Acquire("gpu", 1)]
-    assert world.tell(AcquisitionFailed("gpu", 1, "sold out")) == []
-    assert world.controller.status().launching == {}
-    assert "sold out" in world.controller.status().decisions[-1].reason
-
-
-def test_lost_device_is_planned_around_at_once() -> None:
-    world = World(plan_of(2), devices=2)
-    (solve,) = world.tell(DevicesGone(GPU[1:2], "it fell off the bus"))
-    assert isinstance(solve, Solve)
-    assert solve.devices == GPU[:1]
-    assert "it fell off the bus" in solve.reason
-
-
-def test_device_that_no_plan_uses_may_go() -> None:
-    world = World(plan_of(1), devices=2)
-    assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
 
 
 def test_adopted_plan_is_the_one_in_force() -> None:

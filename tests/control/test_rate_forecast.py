@@ -10,7 +10,7 @@ from cotenant.control.controller import Controller
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.rate_forecast import ForecastOptions, HoltWintersForecast
 from cotenant.errors import ConfigError
-from tests.control.test_controller import GPU, plan_of
+from tests.control.controller_world import GPU, plan_of
 
 
 def test_nothing_is_forecast_from_few_counts() -> None:

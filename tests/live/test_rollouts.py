@@ -23,9 +23,9 @@ from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import FailedError, RequestError, RolloutError, WorkerError
 from cotenant.live.deployment import Deployment
+from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
-from cotenant.live.pool import LaneSetup
 from cotenant.live.server import Server
 from cotenant.predictors.samples import Sample
 from tests.live.deployment import repository, sample_deployment

@@ -42,7 +42,8 @@ from cotenant.errors import RolloutError, WorkerError
 from cotenant.live.control_driver import ControlDriver
 from cotenant.live.deployment import Deployment
 from cotenant.live.driver import Driver, Tensors
-from cotenant.live.pool import BatchListener, LaneSetup, Payload, Pool
+from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.pool import BatchListener, Payload, Pool
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState

@@ -1,0 +1,105 @@
+"""When a controller acquires devices, releases them, and plans around those that are lost."""
+
+from __future__ import annotations
+
+from cotenant.control.adaptation import (
+    Acquire,
+    AcquisitionFailed,
+    DevicesFound,
+    DevicesGone,
+    Release,
+    Roll,
+    Solve,
+    SolveStep,
+)
+from tests.control.controller_world import GPU, World, plan_of
+
+
+def test_lower_rate_releases_devices_after_the_cool_down_only() -> None:
+    world = World(devices=3, cooldown=60.0)
+    world.observe(100.0, 30)
+    before = world.now
+    solve = world.solve(30.0, 200.0)
+    assert world.now - before >= 59.0
+    assert solve.step is SolveStep.REPLAN
+    assert 36.0 <= solve.rates["a"] < 50.0
+    (roll,) = world.answer(solve, plan_of(1, 36.0), devices={"gpu": 1})
+    assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+    assert world.tell(DevicesGone(GPU[1:3], "released")) == []
+    assert world.observe(30.0, 300) == []
+
+
+def test_devices_that_are_wanted_again_soon_are_kept_for_longer_the_next_time() -> None:
+    def released(world: World) -> float:
+        """Seconds of a low rate until devices are released."""
+        before = world.now
+        (roll,) = world.answer(world.solve(30.0, 600.0), plan_of(1, 36.0), devices={"gpu": 1})
+        assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+        world.tell(DevicesGone(GPU[1:3], "released"))
+        return world.now - before
+
+    world = World(devices=3, cooldown=60.0)
+    world.observe(100.0, 30)
+    first = released(world)
+    commands = world.answer(world.solve(100.0), plan_of(1, 40.0), devices={"gpu": 3}, short="a 60 of 100/s")
+    assert commands[0] == Acquire("gpu", 2)
+    world.rolled(commands[1])
+    (again,) = world.tell(DevicesFound(GPU[1:3]))
+    assert isinstance(again, Solve)
+    (roll,) = world.answer(again, plan_of(3, 120.0), devices={"gpu": 3})
+    world.rolled(roll)
+    assert released(world) > first + 100.0
+
+
+def test_more_devices_are_acquired_and_used_once_they_are_there() -> None:
+    world = World()
+    solve = world.solve(300.0)
+    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    assert commands[0] == Acquire("gpu", 2)
+    assert isinstance(commands[1], Roll), "the best with what is there meanwhile"
+    world.rolled(commands[1])
+    assert world.controller.status().launching == {"gpu": 2}
+    assert world.observe(300.0, 30) == []
+    (again,) = world.tell(DevicesFound(GPU[1:3]))
+    assert isinstance(again, Solve)
+    assert again.devices == GPU[:3]
+    assert again.launching == {}
+
+
+def test_devices_on_their_way_are_not_acquired_twice() -> None:
+    world = World()
+    commands = world.answer(world.solve(300.0), plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    world.rolled(commands[1])
+    (again,) = world.tell(DevicesFound(GPU[1:2]))
+    assert isinstance(again, Solve)
+    assert again.launching == {"gpu": 1}
+    commands = world.answer(again, plan_of(2, 300.0), devices={"gpu": 3}, short="a 50 of 300/s")
+    assert [type(command) for command in commands] == [Roll]
+
+
+def test_device_that_the_plan_uses_is_not_released() -> None:
+    world = World(devices=3)
+    commands = world.answer(world.solve(300.0), plan_of(2, 360.0), devices={"gpu": 1})
+    assert world.rolled(commands[0]) == [Release(GPU[2:3])]
+
+
+def test_devices_that_cannot_be_had_are_asked_for_again_later() -> None:
+    world = World(retry=5.0)
+    commands = world.answer(world.solve(300.0), plan_of(1), SolveStep.KEEP, devices={"gpu": 2})
+    assert commands == [Acquire("gpu", 1)]
+    assert world.tell(AcquisitionFailed("gpu", 1, "sold out")) == []
+    assert world.controller.status().launching == {}
+    assert "sold out" in world.controller.status().decisions[-1].reason
+
+
+def test_lost_device_is_planned_around_at_once() -> None:
+    world = World(plan_of(2), devices=2)
+    (solve,) = world.tell(DevicesGone(GPU[1:2], "it fell off the bus"))
+    assert isinstance(solve, Solve)
+    assert solve.devices == GPU[:1]
+    assert "it fell off the bus" in solve.reason
+
+
+def test_device_that_no_plan_uses_may_go() -> None:
+    world = World(plan_of(1), devices=2)
+    assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
