@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
@@ -19,6 +19,7 @@ from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.deployment import Deployment, ServableModel
 from cotenant.live.profile_corrections import ProfileCorrections
+from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
@@ -32,7 +33,8 @@ class DeploymentBuilder:
     """Build deployments of any of the models in a repository. Models are profiled once, on the backend's devices.
 
     force: measure again what was measured in an earlier run. full: profile every point of the grid, not only a few.
-    corrections: of profiles, that plans count with.
+    corrections: of profiles, that plans count with. found: hears which models there are as soon as that is known, and
+    again once all have been described.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class DeploymentBuilder:
         force: bool = False,
         full: bool = False,
         corrections: ProfileCorrections | None = None,
+        found: Callable[[FoundModels], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._fleet = backend.fleet()
@@ -52,6 +55,7 @@ class DeploymentBuilder:
         self.progress = progress
         self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full)
         self._given = _given_profiles(settings)
+        self._found = found
         self.corrections = ProfileCorrections() if corrections is None else corrections
 
     @asynccontextmanager
@@ -103,6 +107,7 @@ class DeploymentBuilder:
         entries, broken = await asyncio.to_thread(self._scan)
         self._check_names(names or (), entries.keys() | broken.keys())
         wanted = _with_steps(entries, names)
+        self._found(FoundModels(tuple(wanted), dict(broken)))
         served, profiles = await self._describe_models(wanted, broken)
         self._add_ensembles(wanted, served, broken)
         if not served:
@@ -143,6 +148,7 @@ class DeploymentBuilder:
                 with _noted(name, broken):
                     info = await asyncio.to_thread(describe, entry)
                     described[name] = info, await self._profiles.look_up(entry, self._given)
+        self._found(FoundModels(tuple(wanted), dict(broken)))
         served: dict[str, ServableModel] = {}
         profiles: dict[tuple[str, str], Profile] = {}
         unmeasured = [name for name, (_, known) in described.items() if known.missing]

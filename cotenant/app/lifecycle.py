@@ -77,7 +77,7 @@ async def running(
             tracer=tracer,
         )
         told = telling(server.starting, progress)
-        builder = DeploymentBuilder(settings, backend, told, corrections=corrections)
+        builder = DeploymentBuilder(settings, backend, told, corrections=corrections, found=server.found)
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
         http = HttpServer(

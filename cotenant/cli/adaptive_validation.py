@@ -6,6 +6,7 @@ that take as long, against their profile, as they took live.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from cotenant.planners import Problem
     from cotenant.workload import Workload
 
-MIN_STARTUP = 0.05  # seconds that a rollout takes, where none was seen
+MIN_STARTUP = 0.05  # seconds that a rollout or a solver takes, where none was seen
 MIN_FACTOR = 1e-3  # of a latency
 BIN = 2.0  # seconds over which slowdowns are averaged
 
@@ -183,12 +184,14 @@ def simulated_run(
     adaptation = Adaptation(
         controller=built.controller(),
         solver=Replanner(problem, planner),
-        solve_seconds=_mean([entry.event.seconds for entry in entries if isinstance(entry.event, Solved)]),
+        solve_seconds=statistics.fmean(
+            [entry.event.seconds for entry in entries if isinstance(entry.event, Solved)] or [MIN_STARTUP]
+        ),
         rates=rates,
         log=lambda now, event, commands: told.append(ControllerLine(now=now, event=event, commands=commands)),
     )
     # Over time by all batches, as by other programs; what a model differs from that, by its profile.
-    mean = _mean(list(slowdowns.models.values())) if slowdowns.models else 1.0
+    mean = statistics.fmean(slowdowns.models.values()) if slowdowns.models else 1.0
     own = {name: max(slowdown / mean, MIN_FACTOR) for name, slowdown in slowdowns.models.items()}
     environment = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, own))
     report = simulate(
@@ -199,13 +202,11 @@ def simulated_run(
         seed=seed,
         adaptation=adaptation,
         foreign_load=[(time, max(slowdown, MIN_FACTOR)) for time, slowdown in slowdowns.times],
-        startup=_mean([entry.event.seconds for entry in entries if isinstance(entry.event, RollEnded)]),
+        startup=statistics.fmean(
+            [entry.event.seconds for entry in entries if isinstance(entry.event, RollEnded)] or [MIN_STARTUP]
+        ),
     )
     return replayed(report, built, told, 0.0)
-
-
-def _mean(seconds: list[float]) -> float:
-    return sum(seconds) / len(seconds) if seconds else MIN_STARTUP
 
 
 def adaptive_comparison_view(compared: AdaptiveComparison) -> RenderableType:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import NotFoundError, UnavailableError
+from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
@@ -42,7 +44,9 @@ class ModelRepository:
     def ready(self, name: str, version: str = "") -> bool:
         """Return whether a model can take requests; False for an unknown one."""
         offered = self._state.deployment.offered.get(name)
-        return offered is not None and version in ("", offered.info.version) and self._readiness(name)[0] == "READY"
+        if offered is None or version not in ("", offered.info.version):
+            return False
+        return self._readiness(name, self._rollouts.workers())[0] == "READY"
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return Triton's ModelConfig in its JSON shape. Raises NotFoundError."""
@@ -50,42 +54,53 @@ class ModelRepository:
         return model_config(info, self._state.deployment.offered[name], self._state.lanes_of(name))
 
     def index(self, *, ready: bool = False) -> list[IndexEntry]:
-        """List the models with their states; only those that are READY where `ready` is set."""
+        """List the models with their states; only those that are READY where `ready` is set. While the server starts,
+        those that it has found so far."""
+        deployment, workers = self._state.deployment, self._rollouts.workers()
         entries = []
-        for name, offered in self._state.deployment.offered.items():
-            state, reason = self._readiness(name)
+        for name, offered in deployment.offered.items():
+            state, reason = self._readiness(name, workers)
             if not ready or state == "READY":
                 entries.append(IndexEntry(name=name, version=offered.info.version, state=state, reason=reason))
-        if not ready:
-            broken = self._state.deployment.broken.items()
-            entries += [IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in broken]
+        if ready:
+            return entries
+        broken = self._state.found.broken | deployment.broken if self._state.startup else deployment.broken
+        entries += [IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in broken.items()]
+        listed = {entry.name for entry in entries}
+        entries += [
+            IndexEntry(name=name, state="LOADING", reason=self._state.startup)
+            for name in (self._state.found.models if self._state.startup else ())
+            if name not in listed
+        ]
         return entries
 
-    def _readiness(self, name: str) -> tuple[str, str]:
+    def _readiness(self, name: str, workers: Sequence[WorkerStatus]) -> tuple[str, str]:
         """Return a model's state as the repository index calls it, and the reason where it is not READY. One that is
         loaded again is served meanwhile."""
         transition = self._state.transitions.get(name)
         if transition == "UNLOADING":
             return transition, ""
-        state, reason = self._placed_readiness(name)
+        state, reason = self._placed_readiness(name, workers)
         return (state, reason) if transition is None or state == "READY" else (transition, "")
 
-    def _placed_readiness(self, name: str) -> tuple[str, str]:
+    def _placed_readiness(self, name: str, workers: Sequence[WorkerStatus]) -> tuple[str, str]:
         offered = self._state.deployment.offered.get(name)
         if offered is not None and offered.ensemble is not None:
-            return self._ensemble_readiness(name, offered.ensemble)
+            return self._ensemble_readiness(name, offered.ensemble, workers)
         lanes = self._state.lanes_of(name)
         if not lanes:
             return "UNAVAILABLE", self._why_not_placed(name)
-        workers = {worker.lane: worker for worker in self._rollouts.workers() if worker.lane in lanes}
-        if self._state.accepting and any(worker.state == "ready" for worker in workers.values()):
+        own = {worker.lane: worker for worker in workers if worker.lane in lanes}
+        if self._state.accepting and any(worker.state == "ready" for worker in own.values()):
             return "READY", ""
-        return "UNAVAILABLE", next((workers[lane].reason for lane in lanes if lane in workers), "")
+        if self._state.startup:
+            return "LOADING", self._state.startup
+        return "UNAVAILABLE", next((own[lane].reason for lane in lanes if lane in own), "")
 
-    def _ensemble_readiness(self, name: str, ensemble: Ensemble) -> tuple[str, str]:
+    def _ensemble_readiness(self, name: str, ensemble: Ensemble, workers: Sequence[WorkerStatus]) -> tuple[str, str]:
         if name not in self._state.deployment.plan.split:
             return "UNAVAILABLE", "unloaded"
-        states = {model: self._readiness(model) for model in sorted(ensemble.models)}
+        states = {model: self._readiness(model, workers) for model in sorted(ensemble.models)}
         reasons = [f"{model}: {reason or state}" for model, (state, reason) in states.items() if state != "READY"]
         return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", "")
 

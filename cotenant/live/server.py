@@ -25,7 +25,7 @@ from cotenant.live.oip import Done, IndexEntry, InferRequest
 from cotenant.live.page import PageFeed
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
-from cotenant.live.serving_state import ServingState
+from cotenant.live.serving_state import FoundModels, ServingState
 from cotenant.live.status import Status
 from cotenant.live.status_reporter import StatusReporter
 from cotenant.live.triton import LOG, TRACE, updated_settings
@@ -110,6 +110,10 @@ class Server:
     def starting(self, how_far: str) -> None:
         """Hear how far the start of the server is, in words."""
         self._state.startup = how_far
+
+    def found(self, models: FoundModels) -> None:
+        """Hear which models the server will serve once it has started, and which it cannot."""
+        self._state.found = models
 
     def startup(self) -> str:
         """Return how far the start of the server is, in words; empty once it has started."""

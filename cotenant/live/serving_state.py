@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from cotenant.core.identity import LaneId
 from cotenant.live.deployment import Deployment
 from cotenant.runtime.lane_assignment import LaneAssignment
+
+
+class FoundModels(msgspec.Struct, frozen=True):
+    """Hold what a server that starts has found in its repository. models: names; broken: those among them that cannot
+    be served, with the reason."""
+
+    models: tuple[str, ...] = ()
+    broken: dict[str, str] = {}
 
 
 class ServingState:
@@ -14,7 +24,7 @@ class ServingState:
 
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
-    of the server is, in words; empty once it has started.
+    of the server is, in words; empty once it has started. found: meanwhile.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -23,6 +33,7 @@ class ServingState:
         self.transitions: Mapping[str, str] = {}
         self.accepting = False
         self.startup = ""
+        self.found = FoundModels()
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

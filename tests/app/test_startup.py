@@ -115,6 +115,37 @@ def test_server_is_live_and_says_how_far_it_is_while_it_prepares(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_repository_index_of_a_server_that_starts_lists_its_models(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(settings_of(tmp_path), http_port=free_port(), adapt=False)
+
+    async def index() -> dict[str, tuple[str, str]]:
+        status, text = await asyncio.to_thread(ask, settings.http_port, "POST", "/v2/repository/index")
+        assert status == 200
+        return {entry["name"]: (entry["state"], entry.get("reason", "")) for entry in json.loads(text)}
+
+    async def main() -> None:
+        seen: list[dict[str, tuple[str, str]]] = []
+
+        async def prepare(builder: DeploymentBuilder) -> Prepared:
+            seen.append(await index())
+            described = await builder.describe()
+            builder.progress("identity", 0, 4, 1, 2)
+            seen.append(await index())
+            return Prepared(await builder.planned(described))
+
+        async with running(settings, Cpu(), prepare):
+            first, then, last = *seen, await index()
+        how_far = "profiling identity, model 1 of 2"
+        assert first == {}
+        assert {name: then[name] for name in ("identity", "lookup")} == dict.fromkeys(
+            ("identity", "lookup"), ("LOADING", how_far)
+        )
+        assert then["broken"][0] == last["broken"][0] == "UNAVAILABLE" and "no ONNX model" in then["broken"][1]
+        assert last["identity"] == ("READY", "")
+
+    asyncio.run(main())
+
+
 def test_failed_preparation_leaves_no_port_open(tmp_path: Path) -> None:
     settings = msgspec.structs.replace(settings_of(tmp_path), http_port=free_port())
 
