@@ -82,8 +82,12 @@ def simulate_adaptive(
 
 def adaptive_view(run: AdaptiveRun) -> RenderableType:
     """Tabulate the report and the decisions."""
+    return Group(report_table(run.report), decision_table(run))
+
+
+def decision_table(run: AdaptiveRun) -> RenderableType:
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.rollouts.items())) or "none"
     rows = table(f"decisions: {run.solves} plans; rollouts: {ended}", ">time", "decision", "reason")
     for decision in run.decisions:
         rows.add_row(f"{decision.time:.1f} s", escape(decision.action), escape(decision.reason))
-    return Group(report_table(run.report), rows)
+    return rows

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.capacity_report import report_capacity
+from cotenant.cli.capacity_report import Output, report_capacity
 from cotenant.cli.fleet_sizing import report_growth
 from cotenant.cli.loading import load_plan, load_problem
 from cotenant.cli.options import (
@@ -23,6 +23,7 @@ from cotenant.cli.options import (
     ServerSettings,
     WorkloadFile,
 )
+from cotenant.cli.report_file import ReportFile, check_report
 from cotenant.cli.simulate import without_failures
 from cotenant.errors import ConfigError
 
@@ -47,6 +48,7 @@ def capacity(
     seed: Seed = 0,
     jobs: Jobs = 2,
     plot: PlotFile = None,
+    report: ReportFile = None,
     json: Json = False,
 ) -> None:
     """Find the largest multiple of the rates that a plan sustains in the simulator, or size the fleet for growth."""
@@ -54,13 +56,15 @@ def capacity(
 
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes
+    check_report(report)
+    output = Output(plot=plot, report=report, files=(problem, settings, plan_file, workload), json=json)
     without_failures(workload)
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
         asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
-        report_capacity(asked, answer, workload, duration, runs, jobs, plot, json=json)
+        report_capacity(asked, answer, workload, duration, runs, jobs, output)
         return
     if plan_file is not None:
         raise ConfigError("--growth makes its own plans; leave it out, or leave out --plan")
     asked = load_problem(problem, settings, model_repository)
-    report_growth(asked, workload, planner, growth, duration, runs, jobs, plot, json=json)
+    report_growth(asked, workload, planner, growth, duration, runs, jobs, output)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from cotenant.cli.output import aside, console, print_written, progress_bars, show_json
+from cotenant.cli.report_file import write_report
 from cotenant.cli.simulate import workload_for_plan
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
@@ -20,11 +22,22 @@ from cotenant.render.table import table
 if TYPE_CHECKING:
     from cotenant.planners import Problem
     from cotenant.render.charts import Series
+    from cotenant.render.page import Section
     from cotenant.sim.capacity import Capacity, LoadLevel
     from cotenant.sim.parallel import TaskPool
     from cotenant.workload import Workload
 
 FIGURE_RANGE = 1.25  # times the capacity, up and down: the multiples that a figure shows
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """Say where an answer goes. plot, report: files, where they are wanted. files: that the question was read from: the
+    problem's or settings', the plan's, the workload's."""
+
+    plot: Path | None
+    report: Path | None
+    files: tuple[Path | None, ...]
+    json: bool
 
 
 def report_capacity(
@@ -34,11 +47,10 @@ def report_capacity(
     seconds: float,
     seeds: Sequence[int],
     jobs: int,
-    plot: Path | None,
-    *,
-    json: bool,
+    output: Output,
 ) -> None:
     """Find and show the capacity of a plan: `capacity` without --growth. file: of a workload."""
+    from cotenant.cli.reports import input_files
     from cotenant.render.charts import save_capacity
     from cotenant.sim.capacity import peak_rates
     from cotenant.sim.parallel import task_pool
@@ -52,21 +64,53 @@ def report_capacity(
     with task_pool(min(jobs, len(seeds))) as workers:
         capacity = search_capacity(problem, plan, workload, seconds, seeds, workers)
     check_simulated(capacity.levels, seconds)
-    if plot is not None:
+    summary = capacity_summary(capacity, plan, total, len(seeds), unit)
+    levels = level_table(capacity, total, seconds, len(seeds), unit)
+
+    def draw(path: Path) -> None:
         save_capacity(
             _curves(capacity),
-            plot,
+            path,
             required=100 * max(model.attainment for model in problem.models),
             capacity=capacity.multiple,
             low=capacity.low,
             high=capacity.high,
-            title=capacity_summary(capacity, plan, total, len(seeds), unit).split(";")[0],
+            title=summary.split(";")[0],
         )
-        print_written(plot)
-    if json:
+
+    if output.plot is not None:
+        draw(output.plot)
+        print_written(output.plot)
+    if output.report is not None:
+        write_report(
+            output.report,
+            title=f"Capacity of {describe_devices(counts(plan))}",
+            question="Which multiple of the rates does the plan sustain within all SLOs? Simulated.",
+            answer=[summary],
+            good=capacity.multiple >= 1,
+            sections=_sections(output, plan, problem, levels, draw),
+            files=input_files(*output.files),
+        )
+    if output.json:
         show_json(msgspec.json.format(msgspec.json.encode({"plan": msgspec.Raw(plan.to_json()), "capacity": capacity})))
     else:
-        console.print(capacity_view(capacity, plan, total, seconds, len(seeds), unit))
+        console.print(Group(levels, Text(summary)))
+
+
+def _sections(
+    output: Output, plan: Plan, problem: Problem, levels: RenderableType, draw: Callable[[Path], None]
+) -> list[Section]:
+    from cotenant.cli.reports import asked_section, listings, plan_listing, plan_section
+    from cotenant.render.page import Section, drawn
+
+    shows = "SLO attainment of each model over the load, with its 95 % interval."
+    return [
+        Section(heading="Loads", parts=(drawn(draw, shows), levels)),
+        plan_section(plan, problem),
+        asked_section(problem),
+        plan_listing(plan),
+        listings(*output.files),
+    ]
 
 
 def _curves(capacity: Capacity) -> list[Series]:
@@ -127,11 +171,9 @@ def search_capacity(
         return find_capacity(at)
 
 
-def capacity_view(
-    capacity: Capacity, plan: Plan, total: float | None, seconds: float, seeds: int, unit: str
-) -> RenderableType:
-    """Tabulate every multiple that was simulated, and sum up. total: requests/s; None for closed-loop callers, whose
-    rate depends on latency. unit: what multiples are of."""
+def level_table(capacity: Capacity, total: float | None, seconds: float, seeds: int, unit: str) -> Table:
+    """Tabulate every multiple that was simulated. total: requests/s; None for closed-loop callers, whose rate depends
+    on latency. unit: what multiples are of."""
     title = f"simulated, {seeds} x {seconds:.4g} s at each multiple"
     rows = table(title, f">times {unit}", ">requests /s", "worst attainment")
     for level in capacity.levels:
@@ -143,7 +185,7 @@ def capacity_view(
             spread = f" ± {worst.half * 100:.2f} " if seeds > 1 else ""
             text.append(f"{spread} {level.worst}", style="default")
         rows.add_row(f"{level.multiple:.2f}", "-" if total is None else show_rate(total * level.multiple), text)
-    return Group(rows, Text(capacity_summary(capacity, plan, total, seeds, unit)))
+    return rows
 
 
 def capacity_summary(capacity: Capacity, plan: Plan, total: float | None, seeds: int, unit: str) -> str:

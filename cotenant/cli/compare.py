@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -80,6 +81,27 @@ def comparison_view(comparison: Comparison) -> RenderableType:
     notes = [f"{row.planner} has no plan: {row.error}" for row in rows if row.error]
     notes += [f"{row.planner} violates {violation}" for row in rows for violation in row.violations]
     return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.summary))
+
+
+def report_comparison(path: Path, comparison: Comparison, problem: Problem, *files: Path | None) -> None:
+    """Write the report of a comparison. files: the problem's or settings'."""
+    from cotenant.cli.report_file import write_report
+    from cotenant.cli.reports import asked_section, input_files, listings
+    from cotenant.render.page import Section
+
+    write_report(
+        path,
+        title=f"{len(comparison.rows)} planners compared",
+        question="Which planner serves these models best?",
+        answer=[comparison.summary],
+        good=None,
+        sections=[
+            Section(heading="The planners", parts=(comparison_view(comparison),)),
+            asked_section(problem),
+            listings(*files),
+        ],
+        files=input_files(*files),
+    )
 
 
 def _worst(row: Row) -> Text:

@@ -3,37 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
+import typer
+import uvloop
 from rich.text import Text
 
 from cotenant.app.backend import create_backend
 from cotenant.app.deployment_builder import DeploymentBuilder
-from cotenant.app.lifecycle import running
+from cotenant.app.lifecycle import check_ports, running
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.startup import Prepared
 from cotenant.cli.client import body_of, infer
 from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo
+from cotenant.cli.examples import ExampleRepository, build_zoo
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.cli.loading import load_settings
 from cotenant.cli.loadtest import under_load
-from cotenant.cli.output import aside, console, print_labelled, profile_progress, progress_bars, show_json
+from cotenant.cli.options import Duration, GrpcPort, Host, HttpPort, Json, MetricsPort, PlannerName, Scale, Seed
+from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
+from cotenant.cli.report_file import ReportFile, check_report
+from cotenant.cli.reports import describe_attainment, run_verdict
 from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
+from cotenant.core.units import show_count
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
-from cotenant.measure.report import ModelReport, Report
+from cotenant.measure.report import Report
 from cotenant.profiling.machine_load import describe_load, measure_load, slowdowns_under
 from cotenant.render.plan_figure import save_plan
 from cotenant.render.report import report_table
 from cotenant.render.table import table
-from cotenant.zoo import ZOO, Built, build_models, recipe_of
+from cotenant.zoo import ZOO, Built
 from cotenant.zoo.answers import ExampleRequest, example_request
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Keep serving after the report, until Ctrl-C.")] = False,
+    duration: Duration = 10.0,
+    scale: Scale = 1.0,
+    model_repository: ExampleRepository = Path("models"),
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    planner: PlannerName = None,
+    plot: Annotated[Path, typer.Option("--plot", help="Draw the plan into this file.")] = Path("demo/plan.svg"),
+    report: ReportFile = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Build example models, profile, plan and serve them, send real requests and load, and report."""
+    check_report(report)
+    addresses = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
+    settings = load_settings(None, model_repository, planner, **addresses)
+    check_ports(settings)
+    built = build_zoo(model_repository, None, seed, quiet=json)  # not within a loop, whose end would wait for it
+    uvloop.run(
+        run(built, settings, keep=keep, seconds=duration, scale=scale, plot=plot, report=report, seed=seed, json=json)
+    )
 
 
 async def run(
@@ -44,20 +79,25 @@ async def run(
     seconds: float,
     scale: float,
     plot: Path,
+    report: Path | None,
     seed: int,
     json: bool,
 ) -> None:
     async with interruptible():
         settings = demo_settings(settings)
         backend = create_backend(settings)
+        told: list[str] = []  # of the machine and the rates
 
         async def prepare(builder: DeploymentBuilder) -> Prepared:
             described = await builder.describe([model.name for model in built])
             load = await asyncio.to_thread(measure_load) if backend.name == "cpu" else None
             slowdowns = slowdowns_under(load, described.problem.profiles)
-            if load is not None and load.busy and not json:
-                print_labelled("busy machine:", describe_load(load, slowdowns), console)
+            if load is not None and load.busy:
+                told.append(f"Busy machine: {describe_load(load, slowdowns)}.")
+                if not json:
+                    print_labelled("busy machine:", describe_load(load, slowdowns), console)
             chosen = await asyncio.to_thread(plan_demo, described.problem, settings.planner, slowdowns)
+            told.extend([*(f"Cannot be kept: {line}." for line in chosen.missed), f"{_describe_rates(chosen)}."])
             deployment = msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan)
             save_plan(deployment.plan, plot)
             if not json:
@@ -77,14 +117,16 @@ async def run(
                 show_addresses(addresses)
                 console.print("try:", _example(addresses, examples, plot.parent), highlight=False, soft_wrap=True)
                 await _show_answers(addresses, examples)
-            report = await _load(server, addresses, examples, seconds=seconds, scale=scale, seed=seed, quiet=json)
+            result = await _load(server, addresses, examples, seconds=seconds, scale=scale, seed=seed, quiet=json)
             if json:
-                show_json(report.to_json())
+                show_json(result.to_json())
             else:
-                console.print(report_table(report))
-                for row in report.models:
+                console.print(report_table(result))
+                for row in result.models:
                     if not row.slo_met:
-                        print_labelled("SLO violated:", _violation(row), console)
+                        print_labelled("SLO violated:", describe_attainment(row), console)
+            if report is not None:
+                await asyncio.to_thread(report_demo, report, server.deployment, result, told)
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
@@ -96,40 +138,38 @@ def _show_rates(chosen: DemoPlan) -> None:
         print_labelled("cannot be kept:", line, console)
     if chosen.fraction < 1:
         console.print(f"asking for {chosen.fraction * 100:.0f} % of these rates instead", highlight=False)
+    console.print(_describe_rates(chosen), highlight=False, soft_wrap=True)
+
+
+def _describe_rates(chosen: DemoPlan) -> str:
     rates = sum(chosen.problem.rates.values())
-    console.print(
+    return (
         f"rates: {rates:.0f} requests/s in all, which take {chosen.fraction * DEMO_WORK * 100:.0f} % of the machine; "
-        "the rest is headroom for the server, this program, others and chance",
-        highlight=False,
-        soft_wrap=True,
+        "the rest is headroom for the server, this program, others and chance"
     )
 
 
-def _violation(row: ModelReport) -> str:
-    attainment = 0.0 if row.attainment is None else row.attainment
-    return f"{row.model} {attainment * 100:.1f} % < {row.required * 100:g} %"
+def report_demo(path: Path, deployment: Deployment, result: Report, told: Sequence[str]) -> None:
+    """Write the report of a demo. told: what was said of the machine and the rates."""
+    from cotenant.cli.report_file import write_report
+    from cotenant.cli.reports import asked_section, configuration_sections, plan_listing, plan_section, run_section
 
-
-def build_zoo(
-    repository: Path, names: Iterable[str] | None, seed: int, *, quiet: bool = False, torch: bool = False
-) -> list[Built]:
-    """Build example models, with a progress bar, and a line for each model unless `quiet`."""
-    with progress_bars("building", transient=True) as progress:
-        task = progress.add_task("", total=None)
-
-        def show(name: str, done: int, total: int) -> None:
-            progress.start()
-            progress.update(task, description=name, completed=done, total=total)
-
-        built = build_models(repository, names, seed, show, torch=torch)
-    if not quiet:
-        for model in built:
-            score = f"; {model.notes['score']}" if "score" in model.notes else ""
-            state = "built" if model.fresh else "up to date"
-            console.print(
-                f"{model.name:16} {state}: {recipe_of(model.name, torch=torch).summary}{score}", highlight=False
-            )
-    return built
+    problem, plan = deployment.problem, deployment.plan
+    answer, good = run_verdict(result)
+    write_report(
+        path,
+        title=f"Demo of {show_count(len(problem.models), 'model')} on one machine",
+        question="Are the SLOs of all models kept while they share this machine, under random load?",
+        answer=[*answer, *told],
+        good=good,
+        sections=[
+            run_section(result),
+            plan_section(plan, problem),
+            configuration_sections(problem, problem.profiles.values(), plan)[1],
+            asked_section(problem),
+            plan_listing(plan),
+        ],
+    )
 
 
 def demo_settings(settings: Settings) -> Settings:

@@ -17,6 +17,8 @@ from cotenant.backends import cgroup, nvidia
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.mps import mps_unavailable
 from cotenant.backends.nvidia import Gpu, GpuProcess, GpuReading
+from cotenant.cli.options import Json
+from cotenant.cli.output import console, show_json
 from cotenant.core.units import show_memory, show_share
 from cotenant.errors import DeviceError
 from cotenant.profiling import cache
@@ -57,6 +59,15 @@ class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     reason: str
     gpus: tuple[GpuInfo, ...]
+
+
+def devices(json: Json = False) -> None:
+    """Show the devices of this machine, what runs on them, and which backends can partition them."""
+    machine = inspect_machine()
+    if json:
+        show_json(machine)
+    else:
+        console.print(machine_view(machine))
 
 
 def inspect_machine() -> MachineInfo:

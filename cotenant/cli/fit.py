@@ -14,6 +14,7 @@ from rich.text import Text
 from cotenant.cli.loading import write_file
 from cotenant.cli.options import Json, PlotFile, Seed
 from cotenant.cli.output import ProfileProgress, aside, console, print_written, progress_bars, show_json
+from cotenant.cli.report_file import ReportFile, check_report, write_report
 from cotenant.cli.reproduce import experiment_module
 from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
@@ -23,6 +24,7 @@ from cotenant.predictors.fitting import fit as fitted_to
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import PredictionErrors, cross_validate
 from cotenant.render.figure import COLOURS, figure_for, save_figure
+from cotenant.render.page import Section, drawn
 from cotenant.render.table import table
 
 REPEATS = 5
@@ -45,17 +47,24 @@ def fit(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", "-m", help=f"Predictor: {', '.join(PREDICTORS)}; with --report repeat for several. Default: all."
+            "--model",
+            "-m",
+            help=f"Predictor: {', '.join(PREDICTORS)}. Default: gaussian-process. With --compare repeat for several; "
+            "default: all.",
         ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the fitted predictor into this JSON file.")
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Cross-validate predictors and show their errors.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Cross-validate predictors and show their errors.")
+    ] = False,
     repeats: Annotated[
-        int | None, typer.Option("--repeats", min=1, help="Random splits of --report. Default: 5.")
+        int | None,
+        typer.Option("--repeats", min=1, help="Random splits of the cross-validation by --compare or --report."),
     ] = None,
     plot: PlotFile = None,
+    report: ReportFile = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -63,19 +72,30 @@ def fit(
     for name in model or ():
         if name not in PREDICTORS:
             raise ConfigError(f"--model {name}: there are {', '.join(PREDICTORS)}")
-    if repeats is not None and not report:
-        raise ConfigError("--repeats is the number of splits of --report; it goes with --report")
+    if repeats is not None and not compare and report is None:
+        raise ConfigError("--repeats is the number of splits of a cross-validation; it goes with --compare or --report")
+    if compare and output is not None:
+        raise ConfigError("--compare writes no predictor; leave out --output, or leave out --compare")
+    if not compare and len(model or ()) > 1:
+        raise ConfigError("one --model is fitted at a time; --compare compares several")
+    if not compare and plot is not None:
+        raise ConfigError("--plot draws a comparison; it goes with --compare")
+    check_report(report)
     known, of = _read(samples, profiles or [])
+    names = model or (list(PREDICTORS) if compare else ["gaussian-process"])
     try:
         check(known, of)
-        if report:
-            if output is not None:
-                raise ConfigError("--report writes no predictor; leave out --output, or leave out --report")
-            _report(model or list(PREDICTORS), known, of, repeats=repeats or REPEATS, seed=seed, plot=plot, json=json)
+        verdicts = None
+        if compare or report is not None:
+            verdicts = _cross_validated(names, known, of, repeats=repeats or REPEATS, seed=seed)
+        if compare and verdicts is not None:
+            _show(verdicts, known, plot, json=json)
         else:
-            _fit(model or ["gaussian-process"], known, of, output, plot)
+            _fit(names[0], known, of, output)
     except PlanError as error:
         raise ConfigError(f"{samples}: {error}") from None
+    if report is not None and verdicts is not None:
+        _report(report, verdicts, known, [Path(samples), *(profiles or [])])
 
 
 def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profiles]:
@@ -91,14 +111,7 @@ def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profile
     return read, known
 
 
-def _fit(
-    names: Sequence[str], samples: Sequence[Sample], profiles: Profiles, output: Path | None, plot: Path | None
-) -> None:
-    if len(names) != 1:
-        raise ConfigError("one --model is fitted at a time; --report compares several")
-    if plot is not None:
-        raise ConfigError("--plot draws a comparison; it goes with --report")
-    (name,) = names
+def _fit(name: str, samples: Sequence[Sample], profiles: Profiles, output: Path | None) -> None:
     text = to_json(name, fitted_to(name, samples, profiles)).decode()
     if output is None:
         console.file.write(text + "\n")
@@ -112,20 +125,16 @@ def _fit(
     )
 
 
-def _report(
-    names: Sequence[str],
-    samples: Sequence[Sample],
-    profiles: Profiles,
-    *,
-    repeats: int,
-    seed: int,
-    plot: Path | None,
-    json: bool,
-) -> None:
+def _cross_validated(
+    names: Sequence[str], samples: Sequence[Sample], profiles: Profiles, *, repeats: int, seed: int
+) -> list[PredictionErrors]:
     with progress_bars("cross-validating") as progress:
-        verdicts = list(
+        return list(
             cross_validate(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
         )
+
+
+def _show(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample], plot: Path | None, *, json: bool) -> None:
     if plot is not None:
         save_verdicts(verdicts, plot)
         print_written(plot)
@@ -133,6 +142,43 @@ def _report(
         show_json(verdicts)
     else:
         console.print(verdict_table(verdicts, samples))
+
+
+def _report(path: Path, verdicts: Sequence[PredictionErrors], samples: Sequence[Sample], files: Sequence[Path]) -> None:
+    shows = "90th percentile of the error of each predictor, by what was held out."
+    write_report(
+        path,
+        title=f"How well slowdown on {samples[0].victim.kind} is predicted",
+        question="By how much are predictors of interference wrong on co-located runs that they have not seen?",
+        answer=_best(verdicts),
+        good=None,
+        sections=[
+            Section(
+                heading="Errors",
+                parts=(drawn(lambda file: save_verdicts(verdicts, file), shows), verdict_table(verdicts, samples)),
+            ),
+            Section(
+                heading="What was asked",
+                parts=(
+                    f"{len(samples)} co-located runs on {escape(samples[0].victim.kind)}, of "
+                    f"{len({sample.victim.model for sample in samples})} models. An error is of the predicted "
+                    "slowdown, in percent of the measured one.",
+                ),
+            ),
+        ],
+        files=files,
+    )
+
+
+def _best(verdicts: Sequence[PredictionErrors]) -> list[str]:
+    """Say which predictor is best, for each way to hold samples out."""
+    sentences = []
+    for what in dict.fromkeys(verdict.held_out for verdict in verdicts):
+        mine = [verdict for verdict in verdicts if verdict.held_out == what and verdict.p90 is not None]
+        if mine:
+            best = min(mine, key=lambda verdict: verdict.p90 or 0.0)
+            sentences.append(f"Held out {what}: {best.predictor} is within {best.p90:.1f} % in 90 of 100 cases.")
+    return sentences or ["No predictor could be validated on these samples."]
 
 
 def verdict_table(verdicts: Sequence[PredictionErrors], samples: Sequence[Sample]) -> RenderableType:

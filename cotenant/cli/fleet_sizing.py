@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from cotenant.cli.capacity_report import (
+    Output,
     check_rates,
     check_simulated,
     counts,
@@ -20,6 +22,7 @@ from cotenant.cli.capacity_report import (
     search_capacity,
 )
 from cotenant.cli.output import collect_results, console, print_written, show_json
+from cotenant.cli.report_file import write_report
 from cotenant.cli.simulate import workload_of
 from cotenant.core.units import show_rate
 from cotenant.errors import ConfigError
@@ -28,6 +31,7 @@ from cotenant.render.table import table
 if TYPE_CHECKING:
     from cotenant.planners import Problem
     from cotenant.planning.fleet_sizing import SizingResult
+    from cotenant.render.page import Section
     from cotenant.sim.capacity import Capacity
 
 STEPS = 5  # multiples of the load to size, from today's to the requested one
@@ -41,11 +45,10 @@ def report_growth(
     seconds: float,
     seeds: tuple[int, ...],
     jobs: int,
-    plot: Path | None,
-    *,
-    json: bool,
+    output: Output,
 ) -> None:
     """Size the fleet and show it: `capacity --growth`. file: of a workload, whose peak rates are planned for."""
+    from cotenant.cli.reports import input_files
     from cotenant.config import read_settings
     from cotenant.planners import load_planner
     from cotenant.planning.fleet_sizing import SizingTask, cheapest_result, size_fleet
@@ -92,10 +95,22 @@ def report_growth(
             capacity = search_capacity(
                 chosen.grown_problem(), best.plan, workload.scaled(growth), seconds, seeds, workers
             )
-    if plot is not None:
-        _draw(fleets, best, sum(problem.rates.values()), plot)
-        print_written(plot)
-    if json:
+    total = sum(problem.rates.values())
+    if output.plot is not None:
+        _draw(fleets, best, total, output.plot)
+        print_written(output.plot)
+    summary = growth_summary(fleets, best, capacity, total, len(seeds))
+    if output.report is not None:
+        write_report(
+            output.report,
+            title=f"Devices for {growth:g} times the rates",
+            question=f"Which devices serve {growth:g} times these rates within all SLOs, and at which cost? Simulated.",
+            answer=[summary],
+            good=best is not None,
+            sections=_sections(output, problem, fleets, best, total),
+            files=input_files(*output.files),
+        )
+    if output.json:
         result = {
             "offers": [_plain(fleet) for fleet in fleets],
             "best": None if best is None else _plain(best),
@@ -103,7 +118,22 @@ def report_growth(
         }
         show_json(result)
     else:
-        console.print(growth_view(fleets, best, capacity, sum(problem.rates.values()), len(seeds)))
+        console.print(Group(fleet_table(fleets, best, total), Text(summary)))
+
+
+def _sections(
+    output: Output, problem: Problem, fleets: Sequence[SizingResult], best: SizingResult | None, total: float
+) -> list[Section]:
+    from cotenant.cli.reports import asked_section, listings, plan_listing
+    from cotenant.render.page import Section, drawn
+
+    picture = drawn(lambda path: _draw(fleets, best, total, path), "Cost or devices over the load, and attainment.")
+    return [
+        Section(heading="Fleets", parts=(picture, fleet_table(fleets, best, total))),
+        asked_section(problem),
+        *([] if best is None else [plan_listing(best.plan)]),
+        listings(*output.files),
+    ]
 
 
 def _draw(fleets: Sequence[SizingResult], best: SizingResult | None, total: float, path: Path) -> None:
@@ -157,10 +187,8 @@ def _plain(fleet: SizingResult) -> dict[str, object]:
     }
 
 
-def growth_view(
-    fleets: Sequence[SizingResult], best: SizingResult | None, capacity: Capacity | None, total: float, seeds: int
-) -> RenderableType:
-    """Tabulate every load and choice of kinds, and sum up. fleets: of each choice, from today's load to the largest."""
+def fleet_table(fleets: Sequence[SizingResult], best: SizingResult | None, total: float) -> Table:
+    """Tabulate every load and choice of kinds. fleets: of each choice, from today's load to the largest."""
     several = len({fleet.kinds for fleet in fleets}) > 1
     priced = any(fleet.plan.cost_per_hour is not None for fleet in fleets)
     headings = [">times the rates", ">requests /s", *(["kinds"] if several else []), "devices"]
@@ -171,7 +199,7 @@ def growth_view(
         cells += [describe_devices(counts(fleet.plan))]
         cells += ["-" if fleet.plan.cost_per_hour is None else f"{fleet.plan.cost_per_hour:.2f}"] if priced else []
         rows.add_row(*map(escape, cells), _simulated(fleet), style="bold" if fleet is best else "")
-    return Group(rows, Text(growth_summary(fleets, best, capacity, total, seeds)))
+    return rows
 
 
 def growth_summary(

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import msgspec
+import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from cotenant.cli.output import aside, console, forecast_table, print_labelled, progress_bars, show_json
+from cotenant.cli.compare import compare_planners, comparison_view, parse_planners, report_comparison
+from cotenant.cli.loading import load_planned, load_problem, read_bytes, with_time_limit, write_file
+from cotenant.cli.options import (
+    Json,
+    ModelRepository,
+    PlannerName,
+    PlotFile,
+    ProblemFile,
+    ServerSettings,
+    TimeLimit,
+)
+from cotenant.cli.output import aside, console, print_labelled, print_written, progress_bars, show_json
+from cotenant.cli.report_file import ReportFile, check_report
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
-from cotenant.core.units import show_rate, show_seconds, show_share
+from cotenant.core.units import show_count, show_rate, show_seconds, show_share
+from cotenant.errors import ConfigError
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
@@ -19,7 +36,10 @@ from cotenant.planners.forecast import forecast
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
+from cotenant.render.figure import check_drawable
+from cotenant.render.forecast_table import forecast_table
 from cotenant.render.plan_diff import plan_diff_table
+from cotenant.render.plan_figure import save_plan
 from cotenant.render.plan_table import plan_bars, plan_table
 from cotenant.render.provenance import provenance_view
 from cotenant.render.table import table
@@ -35,6 +55,83 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
     current: Plan | None
     file: str
     reasons: Explanation | None
+
+
+def plan(
+    problem: ProblemFile = None,
+    settings: ServerSettings = None,
+    model_repository: ModelRepository = None,
+    planner: PlannerName = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all planners.")] = False,
+    planners: Annotated[
+        str | None, typer.Option("--planners", metavar="A,B,...", help="Planners that --compare compares.")
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Show why this plan, each model's bottleneck, and what relaxing it would gain."),
+    ] = False,
+    no_portfolio: Annotated[
+        bool, typer.Option("--no-portfolio", help="Try no other planners beside geometry.")
+    ] = False,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="CURRENT", help="Show what changes from this plan (JSON file).")
+    ] = None,
+    time_limit: TimeLimit = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
+    plot: PlotFile = None,
+    report: ReportFile = None,
+    json: Json = False,
+) -> None:
+    """Plan shares, batch sizes and placement of models, and predict SLO attainment."""
+    if plot is not None:
+        check_drawable(plot)  # an error now, not after profiling
+    check_report(report)
+    if compare:
+        given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
+        if wrong := [flag for flag, value in given.items() if value]:
+            raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
+        compare_plans(
+            problem, settings, model_repository, planners, time_limit, report, portfolio=not no_portfolio, json=json
+        )
+        return
+    if planners is not None:
+        raise ConfigError("--planners goes with --compare; --planner selects the planner of one plan")
+    current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
+    portfolio = not no_portfolio
+    asked, answer = load_planned(problem, settings, model_repository, planner, current, time_limit, portfolio=portfolio)
+    if output is not None:
+        write_file(output, answer.to_json().decode())
+    if plot is not None:
+        save_plan(answer, plot)
+        print_written(plot)
+    reasons = explain_with_gains(asked, answer, portfolio=portfolio) if explain else None
+    found = PlanAnswer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons)
+    if report is not None:
+        report_plan(report, found, problem, settings, diff)
+    show_plan(found, json=json)
+
+
+def compare_plans(
+    problem: Path | None,
+    settings: Path | None,
+    model_repository: Path | None,
+    planners: str | None,
+    time_limit: float | None,
+    report: Path | None,
+    *,
+    portfolio: bool,
+    json: bool,
+) -> None:
+    """Plan with every planner and compare the results: `plan --compare`."""
+    names = parse_planners(planners)
+    parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
+    found = compare_planners(parsed, names, portfolio=portfolio)
+    if report is not None:
+        report_comparison(report, found, parsed, problem, settings)
+    if json:
+        show_json(found)
+    else:
+        console.print(comparison_view(found))
 
 
 def plan_from_current(planner: str, problem: Problem, current: Plan, *, portfolio: bool = True) -> tuple[Problem, Plan]:
@@ -174,3 +271,44 @@ def reasons_view(explanation: Explanation) -> RenderableType:
             gains.add_row(escape(each.more), escape(each.buys))
         parts += ["", gains]
     return Group(*parts)
+
+
+def report_plan(path: Path, answer: PlanAnswer, *files: Path | None) -> None:
+    """Write the report of a plan. files: the problem's or settings' and the plan's in force, where there are any."""
+    from cotenant.cli.report_file import write_report
+    from cotenant.cli.reports import (
+        asked_section,
+        configuration_sections,
+        input_files,
+        listings,
+        plan_listing,
+        plan_section,
+        plan_verdict,
+    )
+    from cotenant.render.page import Section
+
+    problem, plan = answer.problem, answer.plan
+    sentences, good = plan_verdict(plan, problem)
+    profiles = [
+        profile for profile in problem.profiles.values() if profile.kind in {kind.name for kind in problem.fleet}
+    ]
+    ranked = configuration_sections(without_applications(problem, plan.split), profiles, plan)[1]
+    split = [split_table(plan, problem)] if plan.split else []
+    sections = [plan_section(plan, problem), ranked, asked_section(problem, *split)]
+    if answer.reasons is not None:
+        reasons = (provenance_view(plan), reasons_view(answer.reasons))
+        sections.insert(1, Section(heading="Why this plan", parts=reasons))
+    if answer.current is not None:
+        changes = plan_diff_table(diff_plans(answer.current, plan))
+        notes = _unknown_parts(answer.current, problem, answer.file)
+        sections.insert(1, Section(heading="What it changes", parts=(changes, *map(Text, notes))))
+    problem_file, *others = files
+    write_report(
+        path,
+        title=f"Plan for {show_count(len(problem.models), 'model')}",
+        question=f"Which share of which device does each model get, and in what batches? Planner: {plan.planner}.",
+        answer=sentences,
+        good=good,
+        sections=[*sections, plan_listing(plan), listings(*files)],
+        files=input_files(problem_file, *others),
+    )

@@ -7,8 +7,10 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
+import uvloop
 
 from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import running
@@ -16,6 +18,25 @@ from cotenant.app.running_server import Addresses
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import Interrupted, interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.cli.loading import load_settings
+from cotenant.cli.options import (
+    AccessLog,
+    Adapt,
+    EventLog,
+    GrpcPort,
+    Host,
+    HttpPort,
+    Json,
+    LogFormatOption,
+    LogLevelOption,
+    MaxQueueDelay,
+    MetricsPort,
+    ModelRepository,
+    OtlpEndpoint,
+    PlannerName,
+    SettingsFile,
+    StateFileOption,
+)
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_up_log, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
@@ -23,6 +44,48 @@ from cotenant.errors import CotenantError
 from cotenant.live.deployment import Deployment
 from cotenant.planners.applications import without_applications
 from cotenant.render.plan_table import plan_bars, plan_table
+
+
+def serve(
+    settings: SettingsFile = None,
+    model_repository: ModelRepository = None,
+    planner: PlannerName = None,
+    host: Host = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    max_queue_delay: MaxQueueDelay = None,
+    adapt: Adapt = None,
+    event_log: EventLog = None,
+    state: StateFileOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    access_log: AccessLog = None,
+    otlp_endpoint: OtlpEndpoint = None,
+    json: Json = False,
+) -> None:
+    """Serve a model repository over HTTP and gRPC until Ctrl-C."""
+
+    def read() -> Any:
+        return load_settings(
+            settings,
+            model_repository,
+            planner,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            max_queue_delay=max_queue_delay,
+            adapt=adapt,
+            event_log=event_log,
+            state=state,
+            log_level=log_level,
+            log_format=log_format,
+            access_log=access_log,
+            otlp_endpoint=otlp_endpoint,
+        )
+
+    uvloop.run(run(read, json=json))
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -24,10 +25,16 @@ from cotenant.cli.options import (
     WorkloadFile,
 )
 from cotenant.cli.output import aside, console, print_written, progress_bars, show_json
+from cotenant.cli.report_file import ReportFile, check_report, write_report
 from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
+from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
+from cotenant.measure.report import Report
 from cotenant.render.report import report_table
+
+if TYPE_CHECKING:
+    from cotenant.render.page import Section
 
 
 def simulate(
@@ -60,10 +67,11 @@ def simulate(
         Path | None, typer.Option("--event-log", help="Write what the controller of --adapt heard and said.")
     ] = None,
     plot: PlotFile = None,
+    report: ReportFile = None,
     json: Json = False,
 ) -> None:
     """Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time."""
-    from cotenant.cli.what_if import run_what_ifs
+    from cotenant.cli.what_if import report_what_ifs, run_what_ifs
     from cotenant.planning.what_if import Scenario, read_change
     from cotenant.render.figure import check_drawable
     from cotenant.render.timeline_figure import save_timeline
@@ -79,31 +87,75 @@ def simulate(
         raise ConfigError("--event-log is about the controller; it goes with --adapt")
     if plot is not None:
         check_drawable(plot)  # an error now, not after minutes
+    check_report(report)
     asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
     workload = workload_for_plan(asked, answer, rate, scale, workload_file)
     if changes:
         without_failures(workload_file)
         question = Scenario(planner=planner or answer.planner, problem=asked, workload=workload)
-        run_what_ifs(question, answer, changes, seconds=duration, seed=seed, jobs=jobs, json=json)
+        outcomes = run_what_ifs(question, answer, changes, seconds=duration, seed=seed, jobs=jobs, json=json)
+        if report is not None:
+            report_what_ifs(report, outcomes, asked, [problem, settings, plan_file, workload_file])
         return
     failures = () if workload_file is None else read_failures(workload_file)
     if adapt:
-        from cotenant.cli.adaptive_simulation import adaptive_view, simulate_adaptive
+        from cotenant.cli.adaptive_simulation import adaptive_view, decision_table, simulate_adaptive
+        from cotenant.render.page import Section
 
         run = simulate_adaptive(asked, answer, workload, failures, seconds=duration, seed=seed, log=event_log)
         if json:
             show_json(run.to_json())
         else:
             console.print(adaptive_view(run))
+        if report is not None:
+            decisions = Section(heading="Decisions", parts=(decision_table(run),))
+            report_simulation(
+                report, asked, answer, run.report, [problem, settings, plan_file, workload_file], decisions
+            )
         return
-    report = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed)
+    result = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed)
     if plot is not None:
-        save_timeline(report, plot, {model.name: model.slo for model in asked.models})
+        save_timeline(result, plot, {model.name: model.slo for model in asked.models})
         print_written(plot)
+    if report is not None:
+        report_simulation(report, asked, answer, result, [problem, settings, plan_file, workload_file])
     if json:
-        show_json(report.to_json())
+        show_json(result.to_json())
     else:
-        console.print(report_table(report))
+        console.print(report_table(result))
+
+
+def report_simulation(
+    path: Path, problem: Any, plan: Plan, report: Report, files: Sequence[Path | None], *more: Section
+) -> None:
+    """Write the report of a simulated run. files: the problem's or settings', the plan's, the workload's."""
+    from cotenant.cli.reports import (
+        asked_section,
+        input_files,
+        listings,
+        plan_listing,
+        plan_section,
+        run_section,
+        run_verdict,
+    )
+
+    answer, good = run_verdict(report)
+    write_report(
+        path,
+        title=f"Simulation of {show_count(len(report.models), 'model')} for {show_seconds(report.seconds)}",
+        question="Does the plan keep its SLOs under random arrivals? The server's dispatcher, in virtual time.",
+        answer=answer,
+        good=good,
+        sections=[
+            run_section(report, problem.models),
+            *more,
+            plan_section(plan, problem),
+            asked_section(problem),
+            plan_listing(plan),
+            listings(*files),
+        ],
+        files=input_files(*files),
+    )
 
 
 def workload_for_plan(problem: Any, plan: Plan, rates: list[str] | None, scale: float, file: Path | None = None) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from cotenant.cli.output import collect_results, console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate, show_seconds
 from cotenant.measure.report import ModelReport
+from cotenant.planners import Problem
 from cotenant.planning.what_if import (
     Scenario,
     ScenarioChange,
@@ -40,8 +43,8 @@ def run_what_ifs(
     seed: int,
     jobs: int,
     json: bool,
-) -> None:
-    """Plan and simulate each scenario, and show them next to the given plan."""
+) -> list[ScenarioResult]:
+    """Plan and simulate each scenario, show them next to the given plan, and return them."""
     trials = [ScenarioTask(label=NOW, question=question, plan=plan, seconds=seconds, seed=seed)]
     for scenario in changes:
         label = ",".join(change.text for change in scenario)
@@ -54,6 +57,32 @@ def run_what_ifs(
         show_json([_plain(outcome) for outcome in outcomes])
     else:
         console.print(side_by_side(outcomes))
+    return outcomes
+
+
+def report_what_ifs(
+    path: Path, outcomes: Sequence[ScenarioResult], problem: Problem, files: Sequence[Path | None]
+) -> None:
+    """Write the report of scenarios. files: the problem's or settings', the plan's, the workload's."""
+    from cotenant.cli.report_file import write_report
+    from cotenant.cli.reports import asked_section, input_files, listings, plan_section
+    from cotenant.render.page import Section
+
+    base, *others = outcomes
+    write_report(
+        path,
+        title=f"What if: {', '.join(outcome.label for outcome in others)}",
+        question="What would these changes do to devices, cost and SLOs?",
+        answer=[scenario_summary(outcome, base) for outcome in others],
+        good=None,
+        sections=[
+            Section(heading="Side by side", parts=(scenario_table(outcomes),)),
+            plan_section(base.plan, problem),
+            asked_section(problem),
+            listings(*files),
+        ],
+        files=input_files(*files),
+    )
 
 
 def _plain(outcome: ScenarioResult) -> dict[str, object]:
@@ -69,6 +98,12 @@ def _plain(outcome: ScenarioResult) -> dict[str, object]:
 
 
 def side_by_side(outcomes: Sequence[ScenarioResult]) -> RenderableType:
+    """Tabulate scenarios, and sum each up in a line."""
+    summaries = (Text(scenario_summary(outcome, outcomes[0])) for outcome in outcomes[1:])
+    return Group(scenario_table(outcomes), *summaries)
+
+
+def scenario_table(outcomes: Sequence[ScenarioResult]) -> Table:
     """Tabulate a column per scenario; what differs from the first is bold, a violated SLO red and marked."""
     base = outcomes[0]
     view = table("what if", "", *(f">{escape(outcome.label.replace(',', ' '))}" for outcome in outcomes))
@@ -90,7 +125,7 @@ def side_by_side(outcomes: Sequence[ScenarioResult]) -> RenderableType:
     marks = [f"{VIOLATED}: SLO violated"] if any(outcome.broken for outcome in outcomes) else []
     marks += [f"{BELOW}: below the SLO, by no more than chance"] if any(map(_below, outcomes)) else []
     view.caption = "; ".join(marks) or None
-    return Group(view, *(Text(scenario_summary(outcome, base)) for outcome in outcomes[1:]))
+    return view
 
 
 def scenario_summary(outcome: ScenarioResult, base: ScenarioResult) -> str:

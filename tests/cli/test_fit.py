@@ -73,28 +73,37 @@ def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
         assert message in program.refuses("plan", "asked.toml")
 
 
-def test_fit_repeats_without_report_is_rejected(program: Program) -> None:
+def test_fit_repeats_without_a_cross_validation_is_rejected(program: Program) -> None:
     said = program.refuses("fit", "pairs.csv", "--profiles", "profiles.csv", "--repeats", "3")
-    assert "--repeats is the number of splits of --report; it goes with --report" in said
+    assert "--repeats is the number of splits of a cross-validation; it goes with --compare or --report" in said
 
 
-def test_fit_report_compares_predictors(program: Program, folder: Path) -> None:
-    arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--report", "-m", "linear", "--repeats", "2")
-    said = program(*arguments, "--plot", "report.svg")
+def test_fit_compare_shows_errors(program: Program, folder: Path) -> None:
+    arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "--compare", "-m", "linear", "--repeats", "2")
+    said = program(*arguments, "--plot", "errors.svg")
     assert said.code == 0, said.err
     assert "held out: random 30 %" in said.out and "held out: new victim" in said.out
-    assert (folder / "report.svg").stat().st_size
+    assert (folder / "errors.svg").stat().st_size
     verdicts = json.loads(program(*arguments, "--json").out)
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
+
+
+def test_fit_report_validates_what_was_fitted(program: Program, folder: Path) -> None:
+    arguments = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear", "--repeats", "2")
+    said = program(*arguments, "-o", "linear.json", "--report", "linear.html")
+    assert said.code == 0, said.err
+    assert json.loads((folder / "linear.json").read_text())["model"] == "linear"
+    page = (folder / "linear.html").read_text()
+    assert "Held out random 30 %: linear is within " in page and "<td>pairs.csv</td>" in page
 
 
 def test_fit_with_wrong_options_says_why(program: Program, folder: Path) -> None:
     assert "give the models' profiles with --profiles" in program.refuses("fit", "pairs.csv")
     assert "--model magic: there are linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
     both = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear")
-    assert "--report writes no predictor" in program.refuses(*both, "--report", "-o", "x.json")
+    assert "--compare writes no predictor" in program.refuses(*both, "--compare", "-o", "x.json")
     assert "one --model is fitted at a time" in program.refuses(*both, "-m", "gaussian-process")
-    assert "it goes with --report" in program.refuses(*both, "--plot", "x.svg")
+    assert "it goes with --compare" in program.refuses(*both, "--plot", "x.svg")
     (folder / "few.csv").write_text("".join((folder / "pairs.csv").read_text().splitlines(keepends=True)[:4]))
     few = ("fit", "few.csv", "--profiles", "profiles.csv", "-m", "linear")
     assert "few.csv: all samples have the same co-located model" in program.refuses(*few)

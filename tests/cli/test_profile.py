@@ -45,6 +45,9 @@ def test_profile_writes_and_caches_what_it_measured(program: Program, folder: Pa
     assert [each["model"] for each in json.loads(again.out)] == ["first", "second"]
     table = program("profile", "--model-repository", "mine", "--plot", "mine.svg")
     assert "first" in table.out and (folder / "mine.svg").stat().st_size
+    assert program("profile", "--model-repository", "mine", "--report", "mine.html").code == 0
+    page = (folder / "mine.html").read_text()
+    assert "first on cpu: up to " in page and "<h2>Configurations, ranked</h2>" in page and "second,cpu,50,1," in page
     assert "profiling first" in program("profile", "--model-repository", "mine", "--force").err
 
 

@@ -1,0 +1,117 @@
+"""Profile the models of a repository: `cotenant profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cotenant.cli.loading import load_settings, load_unplanned, write_file
+from cotenant.cli.options import Json, ModelRepository, PlotFile, SettingsFile
+from cotenant.cli.output import console, print_labelled, print_written, show_json
+from cotenant.cli.report_file import ReportFile, check_report, write_report
+from cotenant.core.profile import Profile
+from cotenant.errors import ConfigError
+from cotenant.planners import Problem
+
+
+def profile(
+    settings: SettingsFile = None,
+    model_repository: ModelRepository = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profiles into this CSV file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Profile again what has been profiled.")] = False,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", help="Also run models co-located; write the samples into this CSV file.")
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", min=1, help="Co-located runs of --pairs. Default: a fifth of all pairs, and larger sets."
+        ),
+    ] = None,
+    plot: PlotFile = None,
+    report: ReportFile = None,
+    json: Json = False,
+) -> None:
+    """Profile the models of a repository over batch size and share of a device. Results are cached."""
+    from cotenant.core.profile import write_profiles
+    from cotenant.profiling.machine_load import foreign_load, is_busy
+    from cotenant.render.figure import check_drawable
+    from cotenant.render.profiles import profile_table, save_profiles
+
+    if plot is not None:
+        check_drawable(plot)  # an error now, not after minutes
+    check_report(report)
+    if count is not None and pairs is None:
+        raise ConfigError("--count is the number of co-located runs; it goes with --pairs")
+    if pairs is not None:
+        from cotenant.cli.pairs import existing_samples
+
+        if pairs == output:
+            raise ConfigError(f"--output and --pairs are both {str(pairs)!r}; profiles and samples need a file each")
+        existing_samples(pairs)  # an error now, not after minutes
+    server_settings = load_settings(settings, model_repository)
+    deployment = load_unplanned(server_settings, force=force, full=True)
+    profiles = list(deployment.problem.profiles.values())
+    for name, reason in deployment.broken.items():
+        print_labelled("not profiled:", f"{name}: {reason}")
+    for each in profiles:
+        if is_busy(each):
+            part = f"{100 * foreign_load(each):.0f} % of the processors"
+            print_labelled("busy machine:", f"other programs used {part} while {each.model} was profiled")
+    text = write_profiles(profiles)
+    if output is not None:
+        write_file(output, text)
+    if plot is not None:
+        save_profiles(profiles, plot)
+        print_written(plot)
+    if pairs is not None:
+        from cotenant.app.backend import create_backend
+        from cotenant.cli.pairs import record_pairs
+
+        record_pairs(deployment, create_backend(server_settings), pairs, count)
+    if report is not None:
+        report_profiles(report, deployment.problem, profiles, settings)
+    if json:
+        show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
+    elif output is None and pairs is None and report is None:
+        for each in profiles:
+            console.print(profile_table(each))
+
+
+def report_profiles(path: Path, problem: Problem, profiles: Sequence[Profile], settings: Path | None) -> None:
+    """Write the report of profiles: which configuration of each model serves most within its SLO, and all latencies."""
+    from cotenant.cli.reports import (
+        asked_section,
+        configuration_sections,
+        describe_configuration,
+        input_files,
+    )
+    from cotenant.core.profile import write_profiles
+    from cotenant.render.page import Listing, Section, drawn
+    from cotenant.render.profiles import profile_table, save_profiles
+
+    best, ranked = configuration_sections(problem, profiles)
+    shows = "Latency over batch, for each model and share."
+    picture = [drawn(lambda file: save_profiles(profiles, file), shows)] if profiles else []
+    measured = Section(heading="What was measured", parts=(*picture, *map(profile_table, profiles)))
+    listing = Listing(name="profiles.csv", text=write_profiles(profiles))
+    write_report(
+        path,
+        title=f"Profiles of {len({profile.model for profile in profiles})} models",
+        question="How long does a batch take on each share, and which share and batch serve most within the SLO?",
+        answer=[describe_configuration(one, problem.model(one.model)) for one in best] or ["Nothing was profiled."],
+        good=None,
+        sections=[
+            ranked,
+            measured,
+            asked_section(problem),
+            Section(heading="The profiles as a file", parts=(listing,)),
+        ],
+        files=input_files(settings),
+    )

@@ -1,0 +1,53 @@
+"""Replay an event log, and compare decisions: `cotenant replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cotenant.cli.loading import read_bytes
+from cotenant.cli.options import Json
+from cotenant.cli.output import console, show_json
+from cotenant.control.event_log import replay as run
+
+
+def replay(
+    log: Annotated[
+        Path, typer.Argument(metavar="EVENT_LOG", help="Event log that `cotenant serve --event-log` wrote.")
+    ],
+    json: Json = False,
+) -> None:
+    """Replay an event log through a fresh dispatcher and a fresh controller, and compare their decisions."""
+    result = run(read_bytes(log).splitlines(), str(log))
+    outcomes = [
+        {"model": model, "outcome": outcome, "count": count}
+        for (model, outcome), count in sorted(result.outcomes.items())
+    ]
+    if json:
+        show_json(
+            msgspec.json.encode(
+                {
+                    "events": result.events,
+                    "seconds": result.seconds,
+                    "outcomes": outcomes,
+                    "controller_events": result.controller_events,
+                    "solves": result.solves,
+                    "rolls": result.rolls,
+                    "identical": not result.difference,
+                    "difference": result.difference,
+                }
+            )
+        )
+    else:
+        console.print(f"{result.events} events in {result.seconds:.3f} s", highlight=False)
+        for row in outcomes:
+            console.print(f"  {row['model']}: {row['count']} {row['outcome']}", highlight=False)
+        if result.controller_events:
+            asked = f"planned {result.solves} times, rolled out {result.rolls} plans"
+            console.print(f"  controller: {result.controller_events} events, {asked}", highlight=False)
+        console.print("decisions identical" if not result.difference else f"[red]differs[/] at {result.difference}")
+    if result.difference:
+        raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""Commands are imported once they are used."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from cotenant.cli.commands import COMMANDS, load_command
+from tests.cli.program import Program
+
+# What takes long to import, and what a user waits for before anything is printed.
+SLOW = {"numpy", "onnxruntime", "highspy", "uvloop", "matplotlib"}
+IMPORTED = """
+import json, sys
+sys.argv = ["cotenant", *sys.argv[1:]]
+from cotenant.cli import main
+try:
+    main()
+except SystemExit:
+    print(json.dumps(sorted(name for name in sys.modules if "." not in name)))
+"""
+
+
+def imported(*arguments: str) -> tuple[str, set[str]]:
+    """What a command prints, and the modules that it has imported by then."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED, *arguments], capture_output=True, text=True, check=True)
+    *said, modules = done.stdout.splitlines()
+    return "\n".join(said), set(json.loads(modules))
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_summary_of_a_command_is_what_its_docstring_says(name: str) -> None:
+    summary, place = COMMANDS[name]
+    assert " ".join(inspect.cleandoc(load_command(name, place).help).split()) == summary
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_nothing_slow(option: str) -> None:
+    said, modules = imported(option)
+    assert "cotenant" in said
+    assert modules & SLOW == set()
+
+
+def test_help_of_a_command_shows_its_options(program: Program) -> None:
+    said = program("plan", "--help")
+    assert said.code == 0 and "--explain" in said.out and "Usage: cotenant plan" in said.out
+    assert "Usage: cotenant models list" in program("models", "list", "--help").out
+
+
+def test_unknown_command_is_named(program: Program) -> None:
+    said = program("plann")
+    assert said.code == 2 and "plann" in said.err
