@@ -131,10 +131,21 @@ def test_repository_index_of_a_server_that_starts_lists_its_models(tmp_path: Pat
             described = await builder.describe()
             builder.progress("identity", 0, 4, 1, 2)
             seen.append(await index())
+            watching.append(asyncio.create_task(watch()))
             return Prepared(await builder.planned(described))
 
+        states: list[str] = []
+        watching: list[asyncio.Task[None]] = []
+
+        async def watch() -> None:
+            """See the state of a model until it is ready: while workers start, too."""
+            while "READY" not in states:
+                states.append((await index())["identity"][0])
+
         async with running(settings, Cpu(), prepare):
+            await watching[0]
             first, then, last = *seen, await index()
+        assert set(states) == {"LOADING", "READY"}
         how_far = "profiling identity, model 1 of 2"
         assert first == {}
         assert {name: then[name] for name in ("identity", "lookup")} == dict.fromkeys(
