@@ -8,6 +8,7 @@ from typing import Any
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import NotFoundError, UnavailableError
 from cotenant.live.control_driver import WorkerStatus
+from cotenant.live.deployment import serves
 from cotenant.live.oip import IndexEntry
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_state import ServingState
@@ -80,6 +81,8 @@ class ModelRepository:
         transition = self._state.transitions.get(name)
         if transition == "UNLOADING":
             return transition, ""
+        if self._state.startup and serves(self._state.deployment, name):
+            return "LOADING", self._state.startup
         state, reason = self._placed_readiness(name, workers)
         return (state, reason) if transition is None or state == "READY" else (transition, "")
 
@@ -93,8 +96,6 @@ class ModelRepository:
         own = {worker.lane: worker for worker in workers if worker.lane in lanes}
         if self._state.accepting and any(worker.state == "ready" for worker in own.values()):
             return "READY", ""
-        if self._state.startup:
-            return "LOADING", self._state.startup
         return "UNAVAILABLE", next((own[lane].reason for lane in lanes if lane in own), "")
 
     def _ensemble_readiness(self, name: str, ensemble: Ensemble, workers: Sequence[WorkerStatus]) -> tuple[str, str]:
