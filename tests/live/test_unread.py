@@ -21,8 +21,9 @@ from tritonclient.utils import InferenceServerException
 
 from cotenant.live.access import Access, Role
 from cotenant.live.http import HttpServer
+from cotenant.live.http.heads import HeadCache
 from cotenant.live.http.routes import find_route
-from cotenant.live.http.unread import HeadCache
+from cotenant.live.limits import Limits
 from tests.live.stub import Running, StubCore
 from tests.live.test_http import INFER, ONE, Wire, ask, infer, request
 
@@ -60,11 +61,23 @@ def loop() -> LateLoop:
     return LateLoop()
 
 
-@pytest.fixture
-def server(core: StubCore, loop: LateLoop) -> HttpServer:
+@pytest.fixture(params=["known", "new"])
+def server(request: pytest.FixtureRequest, core: StubCore, loop: LateLoop) -> HttpServer:
+    """A server that has read the head of `infer(ONE)` before, or not."""
     server = HttpServer(core)
+    if request.param == "known":
+        teach(server, core, infer(ONE))
     server.shedder.attach(loop)
     return server
+
+
+def teach(server: HttpServer, core: StubCore, data: bytes) -> None:
+    """Send a request as often as it takes until its head is known."""
+    wire = Wire(server)
+    for _ in range(2):
+        assert ask(wire, data).status == 200
+    core.requests.clear()
+    core.lost.clear()
 
 
 @pytest.fixture
@@ -194,9 +207,8 @@ def test_caller_that_leaves_before_its_rejection_is_counted_once(wire: Wire, cor
 def test_drain_sends_rejections_and_closes(wire: Wire, server: HttpServer, loop: LateLoop) -> None:
     wire.say(infer(ONE))
     wire.protocol._table.drain()
-    assert wire.closed and [answer.status for answer in wire.answers] == [503]
     loop.end()
-    assert len(wire.answers) == 1
+    assert wire.closed and [answer.status for answer in wire.answers] == [503]
 
 
 # Stock clients see an answer, not a broken connection.
@@ -334,6 +346,7 @@ def test_head_is_taken_for_a_whole_request_only_where_the_parser_says_so(
     head = "".join([start, "\r\n", *(line + end for line, end in lines), "\r\n"]).encode("latin-1")
     heads = HeadCache(find_route)
     data = head + body
+    assert heads.find(data) is None, "it was not there before"
     found = heads.find(data)
     assert heads.find(data) == found  # remembered
     if found is not None:
@@ -341,22 +354,139 @@ def test_head_is_taken_for_a_whole_request_only_where_the_parser_says_so(
 
 
 def test_ordinary_heads_are_recognized() -> None:
-    heads = HeadCache(find_route)
     for data in (infer(ONE), request("POST", INFER, b"{}"), request("POST", INFER + "?x=1", b"{}", Connection="close")):
-        assert heads.find(data) is not None
+        heads = taught(data)
+        found = heads.find(data)
+        assert found is not None and data[found.length :].startswith(b"{") and len(data) == found.length + found.size
         assert heads.find(data[:-1]) is None and heads.find(data + b"x") is None
-    assert heads.find(request("POST", INFER, b"{}", X="y" * 3000)) is None
+    assert found.closes and found.url == INFER.encode() + b"?x=1"
+    long = request("POST", INFER, b"{}", X="y" * 3000)
+    assert taught(long).find(long) is None
+
+
+def taught(data: bytes) -> HeadCache:
+    """Return a cache that has seen these bytes."""
+    heads = HeadCache(find_route)
+    heads.find(data)
+    return heads
 
 
 def test_head_with_two_hosts_or_none_is_left_to_be_refused() -> None:
-    heads = HeadCache(find_route)
-    assert heads.find(request("POST", INFER, b"{}", Host="b")) is None
-    assert heads.find(request("POST", INFER, b"{}").replace(b"Host: localhost\r\n", b"")) is None
+    two = request("POST", INFER, b"{}", Host="b")
+    none = request("POST", INFER, b"{}").replace(b"Host: localhost\r\n", b"")
+    assert taught(two).find(two) is None and taught(none).find(none) is None
 
 
 def test_head_cache_stays_bounded() -> None:
     heads = HeadCache(find_route)
     for number in range(5000):
-        heads.find(request("POST", INFER, b"{}", X=str(number)))
+        for _ in range(2 if number % 2 else 1):
+            heads.find(request("POST", INFER, b"{}", X=str(number)))
     known: dict[bytes, Any] = heads._known
-    assert 0 < len(known) <= 512
+    assert 0 < len(known) <= 512 and len(heads._once) <= 512
+
+
+# Requests that are read, whose heads are known
+
+
+@pytest.fixture
+def fast(core: StubCore) -> Wire:
+    """A connection to a server that does not lag, and has read the head of `infer(ONE)` before."""
+    core.full.clear()
+    server = HttpServer(core)
+    teach(server, core, infer(ONE))
+    return Wire(server)
+
+
+def test_request_with_a_known_head_is_answered_as_any_other(fast: Wire, core: StubCore) -> None:
+    slow = Wire(HttpServer(core))
+    for data in (
+        infer(ONE),
+        infer(ONE).replace(b"1.0", b"[]]"),
+        infer(ONE) + infer(ONE),
+        infer(ONE) + b"\r\n" + infer(ONE),
+        b"\r\n" + infer(ONE),
+    ):
+        fast.say(data)
+        slow.say(data)
+        assert fast.got == slow.got
+    assert len(core.requests) > 0 and not fast.closed
+
+
+def test_request_with_a_known_head_in_pieces_is_one_request(fast: Wire, core: StubCore) -> None:
+    data = infer(ONE)
+    for cut in range(1, len(data)):
+        core.requests.clear()
+        fast.say(data[:cut])
+        assert not core.requests
+        fast.say(data[cut:])
+        assert len(core.requests) == 1
+    assert {answer.status for answer in fast.answers} == {200}
+
+
+def test_known_head_inside_a_body_is_no_request(fast: Wire, core: StubCore) -> None:
+    data = infer(ONE)
+    fast.say(request("POST", INFER, data)[: -len(data)])
+    fast.say(data)
+    assert [answer.status for answer in fast.answers] == [500] and not core.requests
+
+
+def test_many_requests_with_known_heads_stop_reading_until_some_are_answered(fast: Wire, core: StubCore) -> None:
+    held = infer(ONE, path="/v2/models/held/infer")
+    for _ in range(40):
+        fast.say(held)
+    assert fast.paused
+    core.release()
+    assert not fast.paused
+
+
+def test_memory_that_is_used_up_rejects_a_request_with_a_known_head(core: StubCore) -> None:
+    core.full.clear()
+    server = HttpServer(core, limits=Limits(memory=1000))
+    teach(server, core, infer(ONE))
+    server._handler.memory.used += 1001
+    assert ask(Wire(server), infer(ONE)).status == 503 and not core.requests
+
+
+@pytest.mark.parametrize("limits", [Limits(body=20), Limits(json=20)])
+def test_limits_hold_for_known_heads(core: StubCore, limits: Limits) -> None:
+    core.full.clear()
+    server = HttpServer(core, limits=limits)
+    for _ in range(4):
+        assert ask(Wire(server), infer(ONE)).status == 413
+
+
+def test_access_log_has_a_line_for_each_request_with_a_known_head(
+    core: StubCore, caplog: pytest.LogCaptureFixture
+) -> None:
+    core.full.clear()
+    server = HttpServer(core, log_access=True)
+    teach(server, core, infer(ONE))
+    with caplog.at_level("INFO", "cotenant.access"):
+        ask(Wire(server), infer(ONE))
+        core.full.add("identity")
+        loop = LateLoop()
+        server.shedder.attach(loop)
+        rejected(Wire(server), loop, infer(ONE))
+    assert [record.getMessage().split()[3] for record in caplog.records] == ["200", "503"]
+
+
+def test_token_is_asked_for_though_the_head_is_known(core: StubCore) -> None:
+    core.full.clear()
+    server = HttpServer(core, access=Access({Role.INFER: ["secret"]}))
+    for _ in range(3):
+        assert ask(Wire(server), infer(ONE)).status == 401
+
+
+def test_compressed_request_and_one_that_closes_are_served_as_before_though_their_heads_are_known(
+    core: StubCore,
+) -> None:
+    core.full.clear()
+    server = HttpServer(core)
+    closes = request("POST", INFER, json.dumps({"inputs": [ONE]}).encode(), Connection="close")
+    for _ in range(4):
+        wire = Wire(server)
+        assert ask(wire, closes).headers["connection"] == "close" and wire.closed
+    unknown = request("POST", INFER, b"{}", Content_Encoding="br")
+    for _ in range(4):
+        assert ask(Wire(server), unknown).status == 415

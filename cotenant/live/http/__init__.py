@@ -5,7 +5,7 @@ once, and its request is cancelled; and a large body is received straight into m
 byte of it is copied in this process.
 
 Imports go one way: `response`, `encoding` and `load_shedding` (what is rejected unread), then `request_cycle` (one
-request and its response), `routes` (the URL table), `unread` (requests by their heads), `request_handler` (from a
+request and its response), `routes` (the URL table), `heads` (requests by their heads), `request_handler` (from a
 request to its handler), `connection_table`, `connection` (parsing, flow control, time-outs), `listener`, `server`.
 """
 

@@ -11,41 +11,19 @@ import httptools
 
 from cotenant.errors import RequestError
 from cotenant.live.http.connection_table import ConnectionTable
-from cotenant.live.http.request_cycle import PROXIED, RequestCycle
+from cotenant.live.http.heads import HEADERS, LISTS, MAX_READ, MAX_WHOLE, KnownHead
+from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import TOO_MUCH
 from cotenant.live.http.response import EventStream, status_of
-from cotenant.live.http.unread import UnreadRequest
 from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, public_message, rejection
 
 logger = logging.getLogger(__name__)
 
-_MIN_DIRECT = 1 << 15  # bytes of a body from which on it is received straight into its final memory
+_MIN_DIRECT = MAX_WHOLE  # bytes of a body from which on it is received straight into its final memory
 _ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in bytes
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
 _LINGER = 5  # seconds that a caller whose request was cut short has to read the response
-
-# Of the others nothing is kept.
-_HEADERS = frozenset(
-    (
-        b"accept",
-        b"accept-encoding",
-        b"authorization",
-        b"connection",
-        b"content-encoding",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"inference-header-content-length",
-        b"origin",
-        b"traceparent",
-        b"transfer-encoding",
-        b"upgrade",
-        *PROXIED,
-    )
-)
-# A request may have several lines of these, which together are one list.
-_LISTS = frozenset((b"accept", b"accept-encoding", b"connection", b"upgrade", *PROXIED))
 
 
 class _Rejected(Exception):  # noqa: N818
@@ -77,7 +55,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent = 0
         self._unread = 0  # bytes of responses that the caller has not taken
         self._held = 0  # bytes of the body that is being received, as far as they are counted
-        self._rejected: UnreadRequest | None = None  # whose rejection has still to be sent
+        self._rejected: KnownHead | None = None  # whose rejection has still to be sent
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._expect_request()
@@ -135,7 +113,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._rejected is not None:
             self._send_rejection()
-        if self._handler.shedder.read() and self._reject_unread(count):
+        lags = self._handler.shedder.read()
+        if count <= MAX_READ and not self._in_head and not self._in_body and self._read_known(count, lags=lags):
             return
         self._progress = False
         try:
@@ -197,9 +176,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Not from the trailer of a chunked body.
-        if self._in_head and (name := name.lower()) in _HEADERS:
+        if self._in_head and (name := name.lower()) in HEADERS:
             if name in self._headers:
-                if name not in _LISTS:
+                if name not in LISTS:
                     raise _Rejected(400, f"more than one {name.decode()}")
                 value = self._headers[name] + b", " + value
             self._headers[name] = value
@@ -380,16 +359,29 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.write(data)
             self._active = self._table.now
 
-    def _reject_unread(self, count: int) -> bool:
-        """Reject what was read if it is one whole inference request that is to be shed."""
-        if self._in_head or self._in_body or self._pending or self.transport is None or self._table.draining:
-            return False
+    def _read_known(self, count: int, *, lags: bool) -> bool:
+        """Start or reject what was read, if it is one whole inference request whose head is known. Return whether it
+        was. lags: the event loop does, so that requests may have to be shed."""
+        handler = self._handler
         data = bytes(self._table.buffer[:count])
-        request = self._handler.heads.find(data)
-        if request is None or not self._handler.sheds(request.route, data):
+        head = handler.heads.find(data)
+        if head is None or self.transport is None:
             return False
-        self._rejected = request
-        self._handler.shedder.reject(self._send_rejection)
+        if lags:
+            if self._pending or self._table.draining or not handler.rejects_unread:
+                return False
+            if handler.sheds(head.route, data):
+                self._rejected = head
+                handler.shedder.reject(self._send_rejection)
+                return True
+        if not head.whole:
+            return False
+        request = RequestCycle(self, b"POST", head.url, head.headers)
+        request.body = data[head.length :]
+        self._pending.append(request)
+        handler.start_known(request, head.route)
+        if len(self._pending) >= _MAX_PIPELINED:
+            self._control_flow()
         return True
 
     def _send_rejection(self) -> None:
@@ -398,7 +390,7 @@ class Connection(asyncio.BufferedProtocol):
         if request is None or self.transport is None or self.transport.is_closing():
             return
         self._active = self._table.now
-        self.transport.write(request.response)
+        self.transport.write(request.rejection)
         if request.closes or self._table.draining:
             self._discarding = True
             self.transport.close()

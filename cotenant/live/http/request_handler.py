@@ -12,10 +12,10 @@ from typing import Any
 from cotenant.errors import CotenantError, UnavailableError
 from cotenant.live.access import Access, Permission
 from cotenant.live.http.encoding import inflate, inflated_limit
+from cotenant.live.http.heads import HeadCache
 from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.routes import Route, Services, find_route
-from cotenant.live.http.unread import HeadCache
 from cotenant.live.limits import Limits, MemoryBudget
 from cotenant.live.oip import rejection
 
@@ -47,9 +47,10 @@ class RequestHandler:
         self.core = services.core
         self.memory = MemoryBudget(limits.memory)
         self.shedder = shedder
-        # What has to be checked or logged is read in full.
-        readable = Permission.INFER in self._free and not log_access
-        self.heads = HeadCache(self.route if readable else lambda url: None)
+        # A request that needs a permission is parsed each time; one that has to be logged is not rejected unread.
+        anybody = Permission.INFER in self._free
+        self.heads = HeadCache(self.route if anybody else lambda url: None, max_body=min(limits.body, limits.json))
+        self.rejects_unread = not log_access
         self._services = services
         self._only_metrics = only_metrics
         self._log_access = log_access
@@ -102,6 +103,18 @@ class RequestHandler:
                 task.add_done_callback(request.awaited)
             else:
                 request.reply(payload)
+
+    def start_known(self, request: RequestCycle, route: Route) -> None:
+        """Handle a request for inference that anybody may send, and whose body is small and used as it was sent."""
+        if self._log_access:
+            request.began = time.monotonic()
+        try:
+            if self.memory.exceeded:
+                request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
+            else:
+                request.infer(self.core, route.model, route.version, self.shedder.lost)
+        except Exception as error:  # noqa: BLE001  # it is logged
+            request.fail_unexpectedly(error)
 
     def sheds(self, route: Route, body: bytes | bytearray) -> bool:
         """Return whether an inference request is to be rejected for the server's overload; it is counted then. body:
