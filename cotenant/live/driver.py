@@ -50,6 +50,7 @@ Answered = Callable[[Tensors | RequestError], None]
 
 # uvloop rounds timers to milliseconds; a timer that fires early has to be set again.
 ROUNDING = 0.0005
+TOGETHER = 0.0005  # seconds for which requests that come in one round of the event loop may wait for the others
 GAIN = 1 / 8  # of the exponential average of how long responses take to write
 
 
@@ -105,12 +106,14 @@ class Driver:
         log: EventLog | None = None,
         tracer: Tracer | None = None,
         rounding: float = ROUNDING,
+        together: float = 0.0,
     ) -> None:
         """Drive a dispatcher from the running event loop.
 
         run: gives a lane a batch of a model, with the inputs of each request. clock: monotonic seconds. drained: called
         with a lane whose worker may stop. log: where events and commands are written. tracer: what makes traces of
-        requests. rounding: seconds by which the loop's timers may be early.
+        requests. rounding: seconds by which the loop's timers may be early. together: seconds for which requests may
+        wait for others of the same round of the loop, to arrive together with them.
         """
         self._dispatcher = dispatcher
         self._decide = Applications(dispatcher.handle).handle
@@ -121,6 +124,8 @@ class Driver:
         self._log = log
         self._tracer = tracer
         self._rounding = rounding
+        self._together = together
+        self._arriving: list[Request] = []  # what the dispatcher has not been told of
         self._loop = asyncio.get_running_loop()
         self._callers: dict[int, tuple[Tensors, Answered]] = {}  # of requests in flight
         self._parts: dict[int, StageTensors] = {}  # of those for applications
@@ -191,11 +196,24 @@ class Driver:
         request = Request(request_id, model, now, deadline, size, priority)
         if self._tracer is not None:
             self._tracer.arrived(request, trace)
-        self.feed(Arrived(request))
+        arriving = self._arriving
+        if self._together and not arriving:
+            self._loop.call_soon(self._tell_arrived)
+        arriving.append(request)
+        if now - arriving[0].arrived >= self._together:
+            self._tell_arrived()
         return request_id
+
+    def _tell_arrived(self) -> None:
+        """Tell the dispatcher of the requests that have arrived together."""
+        arriving = self._arriving
+        if arriving:
+            self._arriving = []
+            self.feed(Arrived(arriving[0], tuple(arriving[1:])))
 
     def would_reject(self, model: str, *, within: float) -> bool:
         """Return whether a request of one row to be answered `within` seconds would be rejected now, as too late."""
+        self._tell_arrived()
         now = self._clock()
         return self._dispatcher.would_reject(model, now + within - self._writing, now)
 
@@ -265,6 +283,8 @@ class Driver:
         """Give the dispatcher an event, and carry out its commands. Events that these cause (a response may let its
         connection continue with the next request) are queued, so that events keep their order. A command that fails is
         logged, and does not affect the others."""
+        if self._arriving:
+            self._tell_arrived()
         self._pending.append((event, answers or {}))
         if self._busy:
             return

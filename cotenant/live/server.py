@@ -16,7 +16,7 @@ from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
 from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment, Prepare
 from cotenant.live.deployment_manager import DeploymentManager
-from cotenant.live.driver import Driver, Tensors, Tracer
+from cotenant.live.driver import TOGETHER, Driver, Tensors, Tracer
 from cotenant.live.event_log import EventLog
 from cotenant.live.inference import InferenceService
 from cotenant.live.metrics import ServerCollector
@@ -75,6 +75,7 @@ class Server:
             drained=lambda lane: rollouts.drained(lane),
             log=events,
             tracer=tracer,
+            together=TOGETHER,
         )
         self._arena = Arena(ARENA)
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))

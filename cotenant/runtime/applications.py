@@ -112,8 +112,8 @@ class Applications:
         """Handle an event as `Dispatcher.handle` does; a `Spawn` precedes all other commands about a stage's
         request."""
         match event:
-            case Arrived(request) if request.model in self._specs:
-                return self._arrived(request, now)
+            case Arrived(request, others) if self._specs and (others or request.model in self._specs):
+                return self._all_arrived((request, *others), now)
             case Cancelled(request_id) if request_id in self._open:
                 out: list[Command] = []
                 self._end(self._open[request_id], Outcome.CANCELLED, LEFT, 0.0, now, out)
@@ -124,6 +124,17 @@ class Applications:
                 self._made = {(part, stage): count for part, stage, count in made}
         commands = self._handle(event, now)
         return self._with_consequences(commands, now) if commands and self._whole_of else commands
+
+    def _all_arrived(self, requests: tuple[Request, ...], now: float) -> list[Command]:
+        out: list[Command] = []
+        for request in requests:
+            if request.model in self._specs:
+                out += self._arrived(request, now)
+        single = [request for request in requests if request.model not in self._specs]
+        if single:
+            commands = self._handle(Arrived(single[0], tuple(single[1:])), now)
+            out += self._with_consequences(commands, now) if self._whole_of else commands
+        return out
 
     def _arrived(self, request: Request, now: float) -> list[Command]:
         whole = self._open[request.id] = _OpenRequest(request, self._specs[request.model], self._fanouts, now)

@@ -70,6 +70,8 @@ class Dispatcher:
             case Finished():
                 return self._finished(event.lane, event.batch, event.failed, event.lent, now)
             case Arrived():
+                if event.others:
+                    return self._admit_together((event.request, *event.others), now)
                 return self.admit(event.request, now) or []
             case Woke():
                 return self._woke(event.lane, event.time, now)
@@ -107,6 +109,31 @@ class Dispatcher:
             self._advance(lane, now, commands)
         else:
             self._wake(lane, deadline, commands)
+        return commands
+
+    def _admit_together(self, requests: tuple[Request, ...], now: float) -> list[Command]:
+        """Handle requests that arrive at the same moment. Idle lanes begin once all are in their queues."""
+        commands: list[Command] = []
+        idle: dict[LaneId, Lane] = {}
+        for request in requests:
+            routes = self._routes.get(request.model)
+            if routes is None:
+                commands.append(Reply((request,), Outcome.REJECTED, NO_LANE))
+                continue
+            size, priority, deadline = request.size, request.priority, request.deadline
+            queue, finish = routes.first(size, priority, deadline, now)
+            if queue is None or finish > deadline:
+                commands.extend(self._admit_parts(request, routes, finish, now))
+                continue
+            self._held[request.id] = queue
+            routes.push(queue, request, size, priority, deadline)
+            lane = queue.lane
+            if lane.batch is None:
+                idle[lane.id] = lane
+            else:
+                self._wake(lane, request.deadline, commands)
+        for lane in idle.values():
+            self._advance(lane, now, commands)
         return commands
 
     def would_reject(self, model: str, deadline: float, now: float) -> bool:

@@ -59,7 +59,11 @@ class ApplicationSpec(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Report that a request has arrived. others: those that arrived with it: an idle lane takes all that fit, rather
+    than the first alone."""
+
     request: Request
+    others: tuple[Request, ...] = ()
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -37,7 +37,7 @@ from cotenant.live import serving_observer as observer_module
 from cotenant.live.control_driver import ControlDriver
 from cotenant.live.deployment import Deployment, ServableModel, without_model
 from cotenant.live.descriptors import DescriptorReserve
-from cotenant.live.driver import Driver, Tensors
+from cotenant.live.driver import TOGETHER, Driver, Tensors
 from cotenant.live.pool import BatchListener, Pool
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
@@ -306,6 +306,7 @@ class Run:
             clock=self.loop.time,
             drained=lambda lane: self.rollouts.drained(lane),
             rounding=1e-6,
+            together=TOGETHER,
         )
         with contextlib.closing(Arena(64 * PAGE)) as arena:
             self.machine.arena = arena

@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
-from cotenant.errors import UnavailableError
+from cotenant.errors import CancelledError, UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.live.event_log import EventLog
 from cotenant.runtime.dispatcher import Dispatcher
@@ -211,5 +211,46 @@ def test_driver_would_reject_what_it_then_rejects() -> None:
             driver.submit("m", (), answers.append, within=within)
             assert [isinstance(answer, UnavailableError) for answer in answers] == [True] * expected
         assert driver.in_flight == 2
+
+    asyncio.run(main())
+
+
+def test_requests_of_one_round_of_the_loop_arrive_together() -> None:
+    lane, now = LANE[0].id, 0.0
+    batches: list[int] = []
+    answers: list[object] = []
+
+    def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
+        batches.append(len(payloads))
+
+    async def main() -> None:
+        nonlocal now
+        dispatcher = Recording()
+        driver = Driver(dispatcher, run, Nobody(), clock=lambda: now, drained=lambda lane: None, together=0.001)
+        larger = LaneModel(model="m", latencies=(0.01,) * 8)
+        driver.tell(Applied((LaneSpec(id=lane, models=(larger,)),)))
+        driver.tell(Ready(lane))
+        for _ in range(3):
+            driver.submit("m", (), answers.append, within=1.0)
+        assert not batches and driver.in_flight == 3
+        await asyncio.sleep(0)
+        assert batches == [3] and [request.id for request in dispatcher.arrived] == [1]
+
+        # What comes later is told of before what happens next: a batch that ends, a caller that leaves, a question.
+        driver.submit("m", (), answers.append, within=1.0)
+        driver.finished(lane, 1, [()] * 3, Timing(0, 0, 0, 0, 0, 0))
+        assert batches == [3, 1] and answers == [()] * 3
+        driver.cancel(driver.submit("m", (), answers.append, within=1.0))
+        assert isinstance(answers[-1], CancelledError)
+        for _ in range(8):
+            driver.submit("m", (), answers.append, within=0.025)
+        assert driver.would_reject("m", within=0.025), "the batch that runs, those that wait, and one more"
+
+        # None waits longer than it may, however long the round is.
+        driver.submit("m", (), answers.append, within=1.0)
+        told = len(dispatcher.arrived)
+        now += 0.001
+        driver.submit("m", (), answers.append, within=1.0)
+        assert len(dispatcher.arrived) == told + 1
 
     asyncio.run(main())

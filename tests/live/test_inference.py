@@ -52,6 +52,7 @@ def test_time_lost_in_the_front_end_is_taken_from_the_deadline(tmp_path: Path) -
             answers: list[InferResponse | RequestError] = []
             target = server.deployment.offered["identity"].model.slo
             server.infer(InferRequest(model="identity", inputs=(floats(),)), answers.append, lost=target)
+            await asyncio.sleep(0)
             assert isinstance(answers[0], UnavailableError)
 
     run(main())

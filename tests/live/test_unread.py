@@ -359,7 +359,7 @@ def test_ordinary_heads_are_recognized() -> None:
         found = heads.find(data)
         assert found is not None and data[found.length :].startswith(b"{") and len(data) == found.length + found.size
         assert heads.find(data[:-1]) is None and heads.find(data + b"x") is None
-    assert found.closes and found.url == INFER.encode() + b"?x=1"
+    assert found is not None and found.closes and found.url == INFER.encode() + b"?x=1"
     long = request("POST", INFER, b"{}", X="y" * 3000)
     assert taught(long).find(long) is None
 

@@ -442,6 +442,36 @@ def test_dispatcher_single_slow_batch_does_not_close_a_lane() -> None:
     assert runs(arrive(dispatcher, 101.0, request(1, 101.0, within=2 * 0.011))) == [[1]]
 
 
+def test_requests_that_arrive_together_run_as_one_batch() -> None:
+    commands = started(A).handle(Arrived(request(1), (request(2), request(3))), 0.0)
+    assert runs(commands) == [[1, 2, 3]] and not ends(commands)
+
+
+def test_requests_that_arrive_together_are_admitted_one_by_one() -> None:
+    """Batches of four, one after the other: what no batch finishes in time is rejected, and the others are not."""
+    dispatcher = started(A)
+    hurried = [request(number, within=1.5 * linear(4)[-1]) for number in range(1, 8)]
+    commands = dispatcher.handle(Arrived(hurried[0], tuple(hurried[1:])), 0.0)
+    dispatcher.invariants()
+    assert runs(commands) == [[1, 2, 3, 4]]
+    assert ends(commands) == dict.fromkeys((5, 6, 7), Outcome.REJECTED)
+
+
+def test_requests_that_arrive_together_go_to_all_lanes_that_are_idle() -> None:
+    model = LaneModel(model="m", latencies=linear(1))
+    dispatcher = started(lane(LANE_A, model), lane(LANE_B, model), lane(LANE_C, LaneModel(model="n", latencies=(0.1,))))
+    commands = dispatcher.handle(Arrived(request(1), (request(2), request(3, model="n"), request(4, model="?"))), 0.0)
+    dispatcher.invariants()
+    assert sorted(runs(commands)) == [[1], [2], [3]] and ends(commands) == {4: Outcome.REJECTED}
+
+
+def test_request_that_arrives_with_others_expires_by_its_own_deadline() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(1))
+    commands = dispatcher.handle(Arrived(request(2, within=0.09), (request(3, within=0.05),)), 0.0)
+    assert [command.time for command in commands if isinstance(command, WakeAt)] == [0.09, 0.05]
+
+
 class Story:
     """Plays random events against a dispatcher and remembers what became of every request."""
 
@@ -466,7 +496,7 @@ class Story:
         if isinstance(event, Died):
             self.running.pop(event.lane, None)
         if isinstance(event, Arrived):
-            self.rows[event.request.id] = event.request.size
+            self.rows.update((arrived.id, arrived.size) for arrived in (event.request, *event.others))
         for command in commands:
             match command:
                 case Run(lane_id, batch, _, requests):
@@ -512,6 +542,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             ["arrive"] * 8
+            + ["together"] * 3
             + ["finish"] * 5
             + ["wake"] * 3
             + ["cancel", "die", "restarting", "ready", "fail", "bad", "apply", "smaller", "stale", "hang"]
@@ -544,6 +575,12 @@ def test_dispatcher_over_random_events_ends_every_request_once(steps: list[tuple
                     _, _, commands = story.log[-1]
                     reasons = [c.reason for c in commands if isinstance(c, Reply) and asked in c.requests]
                     assert hopeless == (reasons == [words.TOO_LATE])
+            case "together":
+                ids = [1000 + 10 * step + number for number in range(2 + pick % 4)]
+                story.arrived.update(ids)
+                model, within = "mn"[pick % 2], pick % 297 / 1000
+                first, *others = [Request(n, model, story.now, story.now + within, size, n % 2) for n in ids]
+                story.feed(Arrived(first, tuple(others)))
             case "finish" | "fail" | "bad" if running:
                 done = running[pick % len(running)]
                 batch = story.running.pop(done)

@@ -14,7 +14,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
-from cotenant.live.driver import Driver, Tensors
+from cotenant.live.driver import TOGETHER, Driver, Tensors
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn, Split
 from cotenant.sim.loop import Script, play
@@ -96,12 +96,18 @@ class Nobody:
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
 
 
-async def driven(requests: Sequence[Request]) -> tuple[Story, dict[int, list[Tensors | RequestError]]]:
+async def driven(requests: Sequence[Request], together: float) -> tuple[Story, dict[int, list[Tensors | RequestError]]]:
     loop = asyncio.get_running_loop()
     recorder, workers = Recorder(), Workers()
     start = loop.time()
     driver = workers.driver = Driver(
-        recorder, workers.run, Nobody(), clock=lambda: loop.time() - start, drained=lambda lane: None, rounding=1e-9
+        recorder,
+        workers.run,
+        Nobody(),
+        clock=lambda: loop.time() - start,
+        drained=lambda lane: None,
+        rounding=1e-9,
+        together=together,
     )
     driver.tell(Applied(LANES))
     for lane in LANES:
@@ -127,11 +133,12 @@ def data(request: Request) -> bytes:
 
 @pytest.mark.parametrize("load", [0.3, 0.9, 3.0])
 @pytest.mark.parametrize(("seed", "largest"), [(1, 1), (2, 1), (3, 1), (4, 30)])
-def test_simulator_and_driver_get_the_same_commands(load: float, seed: int, largest: int) -> None:
+@pytest.mark.parametrize("together", [0.0, TOGETHER])
+def test_simulator_and_driver_get_the_same_commands(load: float, seed: int, largest: int, together: float) -> None:
     requests = arrivals(load / (1 + 0.1 * (largest - 1)), seed, largest)
     loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
     try:
-        live, answers = loop.run_until_complete(driven(requests))
+        live, answers = loop.run_until_complete(driven(requests, together))
     finally:
         loop.close()
     expected, got = in_order(simulated(requests)), in_order(live)
