@@ -99,6 +99,7 @@ class Controller:
         self._watches: dict[str, ModelWatch] = {}
         self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
         self._foreign_load: float | None = None
+        self._interrupted = False  # a worker was away when something was last observed
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
@@ -142,13 +143,18 @@ class Controller:
 
     def _observe(self, seen: Observed, now: float) -> None:
         self._foreign_load = seen.foreign_load
+        # Whatever is late while a worker is away, and as long again, is no fault of the plan's.
+        undisturbed = not (seen.interrupted or self._interrupted)
+        self._interrupted = seen.interrupted
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
             watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds)
             watch.raise_peak(now, watch.demand, now - self._cooldown.seconds)
-            watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
-            watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
-        self._machine.observe(_total(seen.latencies.values()), seen.seconds)
+            if undisturbed:
+                watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
+                watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
+        if undisturbed:
+            self._machine.observe(_total(seen.latencies.values()), seen.seconds)
 
     def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
         """Return corrections of profiles that batches do not keep to, with nothing else to blame."""

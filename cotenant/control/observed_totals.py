@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from cotenant.control.adaptation import BatchLatency, Observed
+from cotenant.control.supervisor import Supervisor
 
 
 class ModelTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,13 +37,17 @@ class ObservedTotals:
 
     def __init__(self) -> None:
         self._before: dict[str, ModelTotals] = {}
+        self._deaths = 0
 
-    def observe(self, totals: Mapping[str, ModelTotals], seconds: float) -> Observed:
-        """Return what is new since the last call, which was so many seconds ago."""
+    def observe(self, totals: Mapping[str, ModelTotals], seconds: float, supervisor: Supervisor) -> Observed:
+        """Return what is new since the last call, which was so many seconds ago. supervisor: of all workers."""
+        interrupted = supervisor.restarting or supervisor.deaths != self._deaths
+        self._deaths = supervisor.deaths
         change = {name: total.minus(self._before.get(name, ModelTotals())) for name, total in totals.items()}
         self._before = dict(totals)
         return Observed(
             seconds=seconds,
+            interrupted=interrupted,
             offered={name: each.rows for name, each in change.items() if each.rows},
             stayed={name: each.stayed for name, each in change.items() if each.stayed},
             within_target={name: each.within_target for name, each in change.items() if each.within_target},

@@ -121,13 +121,17 @@ class _Lane:
 
 
 class Supervisor:
-    """Decide the life of workers. Feed it events in order of time; carry out its commands in order."""
+    """Decide the life of workers. Feed it events in order of time; carry out its commands in order.
+
+    deaths: how often workers that served have died so far.
+    """
 
     def __init__(self, options: SupervisorOptions | None = None) -> None:
         self.options = options or SupervisorOptions()
         self._lanes: dict[LaneId, _Lane] = {}
         self._lost: dict[DeviceId, str] = {}  # device → why nothing can run on it
         self._incarnations = 0
+        self.deaths = 0
 
     def handle(self, event: SupervisorEvent, now: float) -> list[SupervisorCommand]:
         """Decide what to do about an event at the time `now`, in seconds of any monotonic clock. Raises WorkerError
@@ -174,6 +178,11 @@ class Supervisor:
         """Return the state of a lane; None where there is no such lane."""
         known = self._lanes.get(lane)
         return None if known is None else known.state
+
+    @property
+    def restarting(self) -> bool:
+        """Whether a worker that died is expected back."""
+        return any(lane.state is LaneState.RESTARTING for lane in self._lanes.values())
 
     @property
     def lost(self) -> dict[DeviceId, str]:
@@ -270,6 +279,7 @@ class Supervisor:
         if lane.state is LaneState.STOPPING:
             return [ClosePartition(lane.id, lane.last)]
         if lane.state is LaneState.READY:
+            self.deaths += 1
             steady = max(self.options.steady, lane.took)
             lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < steady else 1
             return self._back_off(lane, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cotenant.control.adaptation import Observed
 from cotenant.control.observed_totals import ModelTotals, ObservedTotals
+from cotenant.control.supervisor import Supervisor
 from cotenant.live.driver import Driver
 from cotenant.live.serving_observer import ServingObserver
 
@@ -11,9 +12,10 @@ from cotenant.live.serving_observer import ServingObserver
 class ObservedCounts:
     """Take the change of what a server counts since it was last taken."""
 
-    def __init__(self, driver: Driver, observer: ServingObserver) -> None:
+    def __init__(self, driver: Driver, observer: ServingObserver, supervisor: Supervisor) -> None:
         self._driver = driver
         self._observer = observer
+        self._supervisor = supervisor
         self._seen = ObservedTotals()
 
     @property
@@ -24,7 +26,8 @@ class ObservedCounts:
 
     def take(self, seconds: float = 0.0) -> Observed:
         """Return what is new since the last call, so many seconds ago."""
-        return self._seen.observe({name: self._totals(name) for name in self._observer.models}, seconds)
+        totals = {name: self._totals(name) for name in self._observer.models}
+        return self._seen.observe(totals, seconds, self._supervisor)
 
     def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]

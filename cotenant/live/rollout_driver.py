@@ -74,7 +74,7 @@ class RolloutDriver:
         self.statistics = RolloutStatistics()
         self.on_ended: Callable[[RolloutEnded], None] = lambda ended: None
         self._orchestrator = orchestrator
-        self._supervisor = orchestrator.supervisor
+        self.supervisor = orchestrator.supervisor
         self._state = state
         self._driver = driver
         self._observer = observer
@@ -150,7 +150,7 @@ class RolloutDriver:
         """Stop all lanes, each within `grace` seconds; none starts any more."""
         self._empty.clear()  # since then, the last model may have been unloaded and another loaded
         self._control.feed(Shutdown("the server stops", grace))
-        if self._supervisor.lanes():
+        if self.supervisor.lanes():
             await self._empty.wait()
         await self._control.close()
 
@@ -177,18 +177,18 @@ class RolloutDriver:
 
     def is_ready(self, lane: LaneId) -> bool:
         """Return whether the lane is ready for a batch, or busy with one that may still be answered in time."""
-        return self._supervisor.state(lane) is LaneState.READY and not self._driver.stalled(lane)
+        return self.supervisor.state(lane) is LaneState.READY and not self._driver.stalled(lane)
 
     async def revive(self, model: str) -> None:
         """Start the workers of a model's permanently failed lanes again. Raises WorkerError where one fails again."""
-        lanes = [lane for lane in self._state.lanes_of(model) if self._supervisor.state(lane) is LaneState.FAILED]
+        lanes = [lane for lane in self._state.lanes_of(model) if self.supervisor.state(lane) is LaneState.FAILED]
         for lane in lanes:
             self._control.feed(ReviveLane(lane))
         for lane in lanes:
-            while self._supervisor.state(lane) is LaneState.RESTARTING:
+            while self.supervisor.state(lane) is LaneState.RESTARTING:
                 await asyncio.sleep(REVIVE_INTERVAL)
-            if self._supervisor.state(lane) is LaneState.FAILED:
-                raise WorkerError(f"{lane} failed again: {self._supervisor.lanes()[lane].reason}")
+            if self.supervisor.state(lane) is LaneState.FAILED:
+                raise WorkerError(f"{lane} failed again: {self.supervisor.lanes()[lane].reason}")
 
     # Commands
 
@@ -204,7 +204,7 @@ class RolloutDriver:
                 self._switch(command)
             case RolloutEnded():
                 self._ended(command)
-            case LaneStopped() | StartFailed() if not self._supervisor.lanes():
+            case LaneStopped() | StartFailed() if not self.supervisor.lanes():
                 self._empty.set()
 
     def _may_start_again(self, lane: LaneId) -> bool:
@@ -288,7 +288,7 @@ class RolloutDriver:
             self._wanted = self._matcher.lanes
         if status.phase is None:
             self._idle.set()
-        for name in [name for name in self._control.setups if self._supervisor.state(name) is None]:
+        for name in [name for name in self._control.setups if self.supervisor.state(name) is None]:
             if not self._may_start_again(name):
                 del self._control.setups[name]  # never started
         self._answer(number, ended)

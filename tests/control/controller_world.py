@@ -54,7 +54,14 @@ class World:
         return commands
 
     def observe(
-        self, rate: float, seconds: float, *, slower: float = 1.0, within: float = 1.0, foreign: float | None = None
+        self,
+        rate: float,
+        seconds: float,
+        *,
+        slower: float = 1.0,
+        within: float = 1.0,
+        foreign: float | None = None,
+        interrupted: bool = False,
     ) -> list[ControllerCommand]:
         """Observe for that long, or until something is commanded."""
         for _ in range(round(seconds / PERIOD)):
@@ -68,13 +75,14 @@ class World:
                     within_target={"a": round(count * within)},
                     latencies={"a": BatchLatency(10, 0.1, 0.1 * slower)},
                     foreign_load=foreign,
+                    interrupted=interrupted,
                 )
             )
             if commands:
                 return commands
         return []
 
-    def solve(self, rate: float, seconds: float = 60.0, **seen: float) -> Solve:
+    def solve(self, rate: float, seconds: float = 60.0, **seen: Any) -> Solve:
         """Observe until a plan is asked for."""
         (command,) = self.observe(rate, seconds, **seen)
         assert isinstance(command, Solve)

@@ -183,6 +183,16 @@ def test_profile_is_not_corrected_below_what_was_measured() -> None:
     assert World(correct_after=30.0).observe(100.0, 300, slower=0.5, foreign=0.0) == []
 
 
+def test_what_is_late_because_a_worker_died_is_no_fault_of_the_plan() -> None:
+    world = World()
+    for _ in range(30):
+        assert world.observe(100.0, 0.5, within=0.0, slower=3.0, interrupted=True) == []
+        assert world.observe(100.0, 0.5, within=0.5, slower=2.0) == []  # what had waited for it
+        assert world.observe(100.0, 1.0) == []
+    solve = world.solve(100.0, within=0.9)
+    assert solve.reason == "SLO violated: a"
+
+
 def test_missed_slo_is_planned_for_with_more_headroom() -> None:
     world = World()
     solve = world.solve(100.0, within=0.9)

@@ -96,7 +96,7 @@ def test_worker_sees_no_secret_and_is_the_first_to_go(monkeypatch: pytest.Monkey
 def test_load_revives_a_lane_that_failed_permanently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with started(repository(tmp_path), ("identity",)) as server:
-            supervisor = server._rollouts._supervisor
+            supervisor = server._rollouts.supervisor
             supervisor.options = SupervisorOptions(lives=2, first_delay=0.01)
 
             def state() -> str:
