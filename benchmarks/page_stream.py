@@ -77,7 +77,7 @@ async def answer(server: Server, model: str, requests: int) -> None:
 
 
 async def measure(root: Path) -> None:
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     given = deployment(root)

@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from cotenant.app.running_server import Addresses, RunningServer
     from cotenant.app.serving import BackgroundServer, serve, serving
+    from cotenant.app.sklearn_conversion import convert_sklearn
     from cotenant.config import (
         read_failures,
         read_problem,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from cotenant.render.plan_figure import save_plan
     from cotenant.render.profiles import save_profiles
     from cotenant.sim.run import simulate
+    from cotenant.worker.python_model import model
     from cotenant.workload import Workload
 
 _HOMES = {
@@ -92,10 +94,12 @@ _HOMES = {
     "Workload": "workload",
     "check": "planners.check",
     "compare": "planners.compare",
+    "convert_sklearn": "app.sklearn_conversion",
     "diff_plans": "core.plan_diff",
     "explain": "planners.explain",
     "fit": "predictors.fitting",
     "forecast": "planners.forecast",
+    "model": "worker.python_model",
     "plan": "planning",
     "read_failures": "config",
     "read_problem": "config",
@@ -145,10 +149,12 @@ __all__ = [
     "Workload",
     "check",
     "compare",
+    "convert_sklearn",
     "diff_plans",
     "explain",
     "fit",
     "forecast",
+    "model",
     "plan",
     "read_failures",
     "read_problem",

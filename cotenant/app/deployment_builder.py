@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,14 +18,15 @@ from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
-from cotenant.live.deployment import Deployment, ServableModel
+from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
-from cotenant.worker.repository import ENSEMBLE, Entry, describe, scan_repository
+from cotenant.worker.repository import ENSEMBLE, Config, Entry, describe, scan_repository
 
+NOTHING_KEPT = KeptModels()
 Entries = dict[str, Entry]  # of the repository, by the model's name
 Broken = dict[str, str]  # models that cannot be served, with the reason
 
@@ -65,14 +67,20 @@ class DeploymentBuilder:
         before = self._settings, self._given
         self._settings, self._given = settings, _given_profiles(settings)
         try:
-            yield await self.build()
+            yield await self.build(settings.load_models)
         except BaseException:
             self._settings, self._given = before
             raise
 
-    async def build(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
+    async def build(
+        self,
+        names: Collection[str] | None = None,
+        samples: Sequence[Sample] = (),
+        configs: Mapping[str, Config] = MappingProxyType({}),
+        kept: KeptModels = NOTHING_KEPT,
+    ) -> Deployment:
         """Return a deployment with its plan. Arguments and errors are those of `describe`."""
-        return await self.planned(await self.describe(names, samples))
+        return await self.planned(await self.describe(names, samples, configs, kept))
 
     @property
     def settings(self) -> Settings:
@@ -95,45 +103,68 @@ class DeploymentBuilder:
         plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner)
         return msgspec.structs.replace(deployment, plan=plan, slowdowns=counted)
 
-    async def describe(self, names: Collection[str] | None = None, samples: Sequence[Sample] = ()) -> Deployment:
+    async def describe(
+        self,
+        names: Collection[str] | None = None,
+        samples: Sequence[Sample] = (),
+        configs: Mapping[str, Config] = MappingProxyType({}),
+        kept: KeptModels = NOTHING_KEPT,
+    ) -> Deployment:
         """Return a deployment, with an empty plan, of the models with these names; None: of all in the repository. A
-        model that cannot be served is `broken`.
+        model that cannot be served, or is not to be, is `broken`.
 
-        samples: of interference, as observed while serving; predictors learn from them.
+        samples: of interference, as observed while serving; predictors learn from them. configs: in place of the
+        repository's, by model. kept: models that are not looked at again; ensembles are, as their models may have
+        changed.
 
         Raises NotFoundError for a name that the repository does not have, ConfigError for settings of a model that it
-        does not have, and where no model is left to serve.
+        does not have, and where none of the models that are asked for can be served.
         """
-        entries, broken = await asyncio.to_thread(self._scan)
-        self._check_names(names or (), entries.keys() | broken.keys())
+        entries, broken = await asyncio.to_thread(self._scan, configs)
+        entries |= {name: servable.entry for name, servable in kept.models.items()}
+        broken = {name: reason for name, reason in broken.items() if name not in kept.models}
+        self._check_names(names, entries.keys() | broken.keys())
         wanted = _with_steps(entries, names)
         self._found(FoundModels(tuple(wanted), dict(broken)))
-        served, profiles = await self._describe_models(wanted, broken)
+        models = {name: servable for name, servable in kept.models.items() if servable.ensemble is None}
+        new = {name: entry for name, entry in wanted.items() if name not in models}
+        described, measured = await self._describe_models(new, broken)
+        served = {name: each for name in wanted if (each := models.get(name) or described.get(name)) is not None}
+        profiles = {**kept.profiles, **measured}
         self._add_ensembles(wanted, served, broken)
-        if not served:
+        if not served and (names is None or names):
             reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
             raise ConfigError(
                 f"no model in {str(self._settings.model_repository)!r} can be served; build some with"
                 f" `cotenant examples`{reasons}"
             )
         problem = build_problem(self._settings, self._fleet, served, profiles, samples)
-        return Deployment(offered=served, problem=problem, plan=Plan(planner=self._settings.planner), broken=broken)
+        others = {name: NOT_LOADED for name in entries if name not in served and name not in broken}
+        return Deployment(
+            offered=served,
+            problem=problem,
+            plan=Plan(planner=self._settings.planner),
+            broken=broken | others,
+            configs=dict(configs),
+        )
 
-    def _scan(self) -> tuple[Entries, Broken]:
-        entries = scan_repository(self._settings.model_repository)
+    def _scan(self, configs: Mapping[str, Config]) -> tuple[Entries, Broken]:
+        entries = scan_repository(self._settings.model_repository, configs)
         # Of several versions the last that can be is served.
         usable = {entry.name: entry for entry in entries if not entry.reason}
         return usable, {entry.name: entry.reason for entry in entries if entry.name not in usable}
 
-    def _check_names(self, names: Collection[str], known: Collection[str]) -> None:
+    def _check_names(self, names: Collection[str] | None, known: Collection[str]) -> None:
+        """Raise ConfigError or NotFoundError for names that are not `known`. A model with settings that has left the
+        repository keeps no other from being loaded."""
         repository = self._settings.model_repository
         for model in self._settings.models:
-            if model.name not in known:
+            if model.name not in known and (names is None or model.name in names):
                 raise ConfigError(
                     f"model {model.name!r} has settings, but is not in {repository}; it holds "
                     f"{', '.join(sorted(known)) or 'none'}"
                 )
-        for name in names:
+        for name in names or ():
             if name not in known:
                 raise NotFoundError(f"no model {name!r} in {str(repository)!r}; a model is one of its folders")
 
@@ -191,7 +222,7 @@ def _noted(name: str, broken: Broken) -> Iterator[None]:
 
 def check_serves_something(deployment: Deployment) -> None:
     """Raise ConfigError for a plan that serves nothing."""
-    if not any(deployment.plan.placements()):
+    if deployment.offered and not any(deployment.plan.placements()):
         wanted = ", ".join(
             f"{name} within {show_seconds(servable.model.slo)}" for name, servable in deployment.offered.items()
         )

@@ -14,6 +14,7 @@ from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.reloader import Reloader
+from cotenant.app.repository_poller import RepositoryPoller, polling
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.server_state import StateFile, kept, state_key, state_path
 from cotenant.app.solver import BackgroundSolver
@@ -34,6 +35,13 @@ from cotenant.live.limits import Limits, grpc_limits, metrics_limits
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
 from cotenant.live.tracing import tracing
+
+# Why callers cannot load and unload models, by the mode.
+NO_LOADS = {
+    "explicit": "",
+    "poll": 'models follow the repository (model_control_mode = "poll"); change it, or take "explicit"',
+    "none": 'models are those of the start (model_control_mode = "none"); restart the server, or take "explicit"',
+}
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +68,7 @@ async def running(
     Sockets come first: a port in use is known before anything is measured, and whoever asks is told how far the server
     is. Raises CotenantError where it does not start.
     """
+    check_model_control(settings)
     access, tls = read_access(settings.access), http_tls(settings.access)  # wrong files are known at once, too
     if settings.adapt and settings.forecast is not None:
         await asyncio.to_thread(HoltWintersForecast, settings.forecast)  # what it needs may not be installed
@@ -68,13 +77,14 @@ async def running(
         server = Server(
             nothing_yet(),
             backend,
-            lambda names, samples: builder.build(names, samples),  # which tells the server of its progress
+            lambda *wanted: builder.build(*wanted),  # which tells the server of its progress
             warm_workers=settings.warm_workers,
             confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
             memory_policy=MemoryPolicy(settings.rollout_memory),
             adaptation=_adaptation(settings, corrections),
             log=log,
             tracer=tracer,
+            no_loads=NO_LOADS[settings.model_control_mode],
         )
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(settings, backend, told, corrections=corrections, found=server.found)
@@ -106,10 +116,13 @@ async def running(
                 grpc=await _listen(grpc, settings.host, settings.grpc_port),
                 metrics=await _listen(metrics, metrics_host, settings.metrics_port),
             )
+            poller = _repository_poller(server, builder)
+            if poller is not None:
+                await poller.begin()
             prepared = await (prepare or prepare_deployment)(builder)
             check_serves_something(prepared.deployment)
             await server.start(prepared.deployment, prepared.learnt)
-            async with _kept(server, builder):
+            async with _kept(server, builder), _following(poller, settings.repository_poll_interval):
                 yield RunningServer(server, reloader, addresses)
         finally:
             await server.drain(settings.grace)
@@ -154,6 +167,27 @@ def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextMan
 
     file = StateFile(state_path(builder.settings))
     return kept(file, lambda: state_key(server.deployment, builder.settings), server.learnt, builder.corrections)
+
+
+def _repository_poller(server: Server, builder: DeploymentBuilder) -> RepositoryPoller | None:
+    """Return what follows changes of the repository, where the settings ask for it."""
+    if builder.settings.model_control_mode != "poll":
+        return None
+    return RepositoryPoller(lambda: builder.settings.model_repository, server.follow_repository)
+
+
+def _following(poller: RepositoryPoller | None, interval: float) -> AbstractAsyncContextManager[None]:
+    return nullcontext() if poller is None else polling(poller, interval)
+
+
+def check_model_control(settings: Settings) -> None:
+    """Raise ConfigError for models to begin with where all are served."""
+    mode = settings.model_control_mode
+    if settings.load_models is not None and mode != "explicit":
+        raise ConfigError(
+            f'load_models: with model_control_mode = "{mode}" all models of the repository are served; leave it out, '
+            'or take "explicit"'
+        )
 
 
 async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from platform import python_version
 from typing import Protocol
 
 import msgspec
@@ -165,11 +167,23 @@ class ProfileSource:
 
 def _runtime(entry: Entry) -> str:
     """Return the library that runs a model, with its version. Raises ModelError where it is not installed."""
-    if not entry.platform.startswith("pytorch"):
+    if entry.platform == "onnxruntime_onnx":
         import onnxruntime  # named the same in all of its distributions; `describe` has opened the model with it
 
         return f"onnxruntime {onnxruntime.__version__}"
-    try:
-        return f"torch {version('torch')}"  # which takes seconds to import
-    except PackageNotFoundError:
-        raise ModelError(f"{entry.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
+    library = entry.platform.partition("_")[0]
+    if library == "python":
+        return f"python {python_version()}, numpy {np.__version__}"
+    name, extra, distributions = _LIBRARIES[library]
+    for distribution in distributions:
+        with suppress(PackageNotFoundError):
+            return f"{distribution} {version(distribution)}"  # importing it may take seconds
+    raise ModelError(f"{entry.path}: {name} is not installed; run `pip install 'cotenant[{extra}]'`")
+
+
+# By what platforms begin with: the library, our extra that brings it, and the packages that it comes in.
+_LIBRARIES = {
+    "pytorch": ("PyTorch", "torch", ("torch",)),
+    "xgboost": ("XGBoost", "trees", ("xgboost", "xgboost-cpu")),
+    "lightgbm": ("LightGBM", "trees", ("lightgbm",)),
+}

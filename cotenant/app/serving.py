@@ -6,7 +6,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
@@ -16,10 +24,12 @@ from cotenant.app.arrays import Arrays
 from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import running
 from cotenant.app.profile_source import Progress, ignore_progress
+from cotenant.app.python_repository import PythonModels, check_not_loading, python_repository
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.settings import Source, settings_from
 from cotenant.app.startup import preparing
 from cotenant.backends import Backend
+from cotenant.config import Settings
 from cotenant.errors import UnavailableError
 from cotenant.live.deployment import Deployment
 from cotenant.live.status import Status
@@ -32,7 +42,7 @@ STOP_CHECK = 1.0  # seconds between two checks whether the server still runs
 
 @asynccontextmanager
 async def serving(
-    source: Source = None,
+    source: Source | PythonModels = None,
     *,
     models: Collection[str] | None = None,
     backend: Backend | None = None,
@@ -41,26 +51,36 @@ async def serving(
     """Serve models within the block, from the running event loop.
 
     source: settings, a settings file, or a model repository, which is served with the default settings on free ports;
-    None: the default settings. models: those to serve; None: all of the repository. backend: in place of the one that
-    the settings name. progress: receives each point that is profiled.
+    functions or classes that `@cotenant.model` marks, which are served likewise; None: the default settings. models:
+    those to serve; None: all of the repository. backend: in place of the one that the settings name. progress: receives
+    each point that is profiled.
 
     Raises CotenantError where the server does not start. At the end of the block, also after an exception, it accepts
     no further requests, answers those in flight within the settings' grace, and stops its workers.
     """
-    settings = settings_from(source)
-    used = backend or create_backend(settings)
-    try:
-        prepare = preparing(models)
-        async with running(settings, used, prepare, progress=progress, read=lambda: settings_from(source)) as server:
-            yield server
-    finally:
-        if backend is None:
-            await asyncio.to_thread(used.stop)
+    check_not_loading()
+    with _repository_of(source) as place:
+        settings = settings_from(place)
+        used = backend or create_backend(settings)
+        try:
+            prepare = preparing(models)
+            async with running(settings, used, prepare, progress=progress, read=lambda: settings_from(place)) as server:
+                yield server
+        finally:
+            if backend is None:
+                await asyncio.to_thread(used.stop)
+
+
+def _repository_of(source: Source | PythonModels) -> AbstractContextManager[Source]:
+    """Return the source of settings, or the repository of functions and classes that are to be served."""
+    if source is None or isinstance(source, str | Path | Settings):
+        return nullcontext(source)
+    return python_repository(source)
 
 
 @contextmanager
 def serve(
-    source: Source = None,
+    source: Source | PythonModels = None,
     *,
     models: Collection[str] | None = None,
     backend: Backend | None = None,
@@ -68,6 +88,7 @@ def serve(
 ) -> Iterator[BackgroundServer]:
     """Serve models within the block, from a thread with an event loop of its own. Arguments and errors are those of
     `serving`."""
+    check_not_loading()  # in this thread, which is the one that would be loading
     thread = _ServerThread(serving(source, models=models, backend=backend, progress=progress))
     thread.start()
     try:

@@ -29,8 +29,8 @@ Prepare = Callable[[DeploymentBuilder], Awaitable[Prepared]]
 
 
 def preparing(models: Collection[str] | None = None) -> Prepare:
-    """Return what prepares the deployment that settings ask for. models: those to serve; None: all of the
-    repository."""
+    """Return what prepares the deployment that settings ask for. models: those to serve; None: those of the
+    settings."""
 
     async def prepare(builder: DeploymentBuilder) -> Prepared:
         return await prepare_deployment(builder, models)
@@ -41,10 +41,13 @@ def preparing(models: Collection[str] | None = None) -> Prepare:
 async def prepare_deployment(builder: DeploymentBuilder, models: Collection[str] | None = None) -> Prepared:
     """Profile the models where needed, and plan, as an earlier run did or for the machine as it is now.
 
-    models: those to serve; None: all of the repository. Raises CotenantError.
+    models: those to serve; None: those of the settings. Raises CotenantError.
     """
     settings = builder.settings
-    described = await builder.describe(models)
+    wanted = settings.load_models if models is None else models
+    described = await builder.describe(wanted)
+    if wanted is not None and not wanted:
+        return Prepared(described)
     if settings.adapt:
         file = StateFile(state_path(settings))
         learnt = await asyncio.to_thread(file.load, state_key(described, settings))

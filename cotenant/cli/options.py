@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.config.settings import LogFormat, LogLevel
+from cotenant.config.settings import ModelControlMode as ControlModes
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS
@@ -92,6 +93,19 @@ ModelRepository = Annotated[
 ServerSettings = Annotated[
     Path | None,
     typer.Option("--settings", help="Settings file whose models, SLOs and rates are used instead of a problem file."),
+]
+ModelControlMode = Annotated[
+    ControlModes | None,
+    typer.Option(
+        "--model-control-mode",
+        envvar="COTENANT_MODEL_CONTROL_MODE",
+        help="How models change while serving: explicit (by request), poll (with the repository) or none. "
+        "Default: explicit.",
+    ),
+]
+LoadModel = Annotated[
+    list[str] | None,
+    typer.Option("--load-model", help="Model to begin with, repeated for several; * for all, the default."),
 ]
 PlannerName = Annotated[
     str | None,

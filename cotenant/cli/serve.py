@@ -27,10 +27,12 @@ from cotenant.cli.options import (
     Host,
     HttpPort,
     Json,
+    LoadModel,
     LogFormatOption,
     LogLevelOption,
     MaxQueueDelay,
     MetricsPort,
+    ModelControlMode,
     ModelRepository,
     OtlpEndpoint,
     PlannerName,
@@ -40,6 +42,7 @@ from cotenant.cli.options import (
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_up_log, show_json
 from cotenant.cli.plan import split_table, warn_extrapolations
 from cotenant.config import Settings
+from cotenant.config.settings import models_to_load
 from cotenant.errors import CotenantError
 from cotenant.live.deployment import Deployment
 from cotenant.planners.applications import without_applications
@@ -49,6 +52,8 @@ from cotenant.render.plan_table import plan_bars, plan_table
 def serve(
     settings: SettingsFile = None,
     model_repository: ModelRepository = None,
+    model_control_mode: ModelControlMode = None,
+    load_model: LoadModel = None,
     planner: PlannerName = None,
     host: Host = None,
     http_port: HttpPort = None,
@@ -71,6 +76,8 @@ def serve(
             settings,
             model_repository,
             planner,
+            model_control_mode=model_control_mode,
+            load_models=models_to_load(load_model),
             host=host,
             http_port=http_port,
             grpc_port=grpc_port,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
+ModelControlMode = Literal["explicit", "poll", "none"]
 
 
 MIN_WORKER_MEMORY = 256 << 20  # bytes
@@ -73,6 +75,8 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the settings of a server. The defaults are those of `read_settings(None)`.
 
+    model_control_mode: whether models are loaded and unloaded by request, by what changes in the repository, or not at
+    all. load_models: those to begin with; None: all. repository_poll_interval: seconds between two looks at it.
     profiles: a CSV file; None: what was measured on this machine.
     objective: None: the largest multiple of the rates if any model has no rate, else the fewest devices.
     host: address that HTTP and gRPC bind to; metrics_host: that of metrics; None: the same.
@@ -95,6 +99,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_repository: Path
+    model_control_mode: ModelControlMode
+    load_models: tuple[str, ...] | None
+    repository_poll_interval: float
     profiles: Path | None
     planner: str
     objective: Objective | None
@@ -191,6 +198,9 @@ class _TlsEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     model_repository: str = "models"
+    model_control_mode: str = "explicit"
+    load_models: list[str] | None = None
+    repository_poll_interval: str | int | float = "15s"
     profiles: str | None = None
     planner: str = "geometry"
     objective: str | None = None
@@ -244,6 +254,9 @@ def read_settings(path: Path | str | None = None) -> Settings:
     interference = usual if file.interference is None else file.interference
     return Settings(
         model_repository=base / file.model_repository,
+        model_control_mode=check_one_of(file.model_control_mode, ModelControlMode, f"{place}: model_control_mode"),
+        load_models=models_to_load(file.load_models),
+        repository_poll_interval=parse_target(file.repository_poll_interval, f"{place}: repository_poll_interval"),
         profiles=None if file.profiles is None else base / file.profiles,
         planner=file.planner,
         objective=None if file.objective is None else check_one_of(file.objective, Objective, f"{place}: objective"),
@@ -282,6 +295,11 @@ def read_settings(path: Path | str | None = None) -> Settings:
         access=_access(file, base, place),
         models=models,
     )
+
+
+def models_to_load(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the models to begin with; None: all, which `*` stands for, as in Triton."""
+    return None if names is None or "*" in names else tuple(dict.fromkeys(names))
 
 
 def _access(file: _SettingsFile, base: Path, place: str) -> AccessSettings:

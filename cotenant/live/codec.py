@@ -44,7 +44,9 @@ class _TensorParameters(msgspec.Struct):
     shared_memory_region: str | None = None
 
 
-class _Input(msgspec.Struct):
+class InputTensor(msgspec.Struct):
+    """Hold an input as JSON has it. data: flat or nested."""
+
     name: str
     shape: Annotated[tuple[Size, ...], msgspec.Meta(max_length=MAX_RANK)]
     datatype: str
@@ -58,7 +60,7 @@ class _Output(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    inputs: list[_Input]
+    inputs: list[InputTensor]
     outputs: list[_Output] = []
     id: str = ""
     parameters: dict[str, bool | Integer | float | str] = {}
@@ -134,7 +136,7 @@ def decode(
                 raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
             size = given.parameters.binary_data_size
         if size is None:
-            inputs.append(Tensor(given.name, given.datatype, given.shape, _numbers(given)))
+            inputs.append(read_tensor(given))
             continue
         if tail is None or position + size > len(tail):
             raise InvalidError(
@@ -209,7 +211,19 @@ def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInf
             )
 
 
-def _numbers(given: _Input) -> bytes:
+def check_json_outputs(info: ModelInfo) -> None:
+    """Raise InvalidError for a model with an output that JSON cannot carry."""
+    for spec in info.outputs:
+        if spec.datatype in ("FP16", "BF16"):
+            raise InvalidError(f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; use infer")
+
+
+def read_tensor(given: InputTensor) -> Tensor:
+    """Return an input whose data are JSON. Raises MalformedError, InvalidError."""
+    return Tensor(given.name, given.datatype, given.shape, _numbers(given))
+
+
+def _numbers(given: InputTensor) -> bytes:
     """Return the `data` of an input, flat or nested, as raw bytes."""
     datatype, raw = given.datatype, given.data
     decoder = _flat.get(datatype)
@@ -298,12 +312,13 @@ def encode(
                 _ResponseTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
         else:
-            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, None, _listed(tensor)))
+            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, None, listed(tensor)))
     response_json = _Response(id=request.id, model_name=response.model, model_version=response.version, outputs=outputs)
     return _encoder.encode(response_json), tail
 
 
-def _listed(tensor: Tensor) -> Sequence[Any]:
+def listed(tensor: Tensor) -> Sequence[Any]:
+    """Return the elements of an output as JSON carries them. Raises InvalidError for bytes that are no text."""
     if tensor.datatype == "BYTES":
         try:
             return [str(item, "utf-8") for item in unpack_strings(tensor)]

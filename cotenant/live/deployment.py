@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.profile import Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.planners import Problem
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.applications import application_specs
 from cotenant.runtime.events import ApplicationSpec, LaneSpec
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import Entry, worker_model
+from cotenant.worker.repository import Config, Entry, worker_model
 from cotenant.worker.wire import WorkerModel
+
+NOT_LOADED = "not loaded"  # why a model of the repository is not served that nobody asked for
 
 
 class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +35,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     plan splits their targets.
 
     broken: models of the repository that cannot be served, with the reason; none of them is offered. slowdowns: how
-    many times as long as profiled batches take, as the plan has them; 1 for a model that is missing.
+    many times as long as profiled batches take, as the plan has them; 1 for a model that is missing. configs: of
+    requests to load a model, which stand for those of the repository until the model is loaded again without one.
     """
 
     offered: dict[str, ServableModel]
@@ -40,6 +44,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     broken: dict[str, str] = {}
     slowdowns: dict[str, float] = {}
+    configs: dict[str, Config] = {}
 
     def __post_init__(self) -> None:
         both = self.offered.keys() & self.broken.keys()
@@ -51,16 +56,32 @@ def nothing_yet() -> Deployment:
     return Deployment(offered={}, problem=Problem(models=(), rates={}, fleet=(), profiles={}), plan=Plan(planner=""))
 
 
-# Prepares a deployment from the names of the models to serve and the observed interference samples: profiles models
-# without a profile, and plans.
-Prepare = Callable[[Collection[str], Sequence[Sample]], Awaitable[Deployment]]
+class KeptModels(msgspec.Struct, frozen=True):
+    """Hold models that stay as they are served, whatever has become of their files, with their profiles."""
+
+    models: dict[str, ServableModel] = {}
+    profiles: Profiles = {}
+
+
+# Prepares a deployment from the names of the models to serve, the observed interference samples, configurations in
+# place of those of the repository, and what stays as it is: profiles models without a profile, and plans.
+Prepare = Callable[[Collection[str], Sequence[Sample], Mapping[str, Config], KeptModels], Awaitable[Deployment]]
+
+
+def kept_models(deployment: Deployment, names: Collection[str]) -> KeptModels:
+    """Return models of a deployment as they are served."""
+    profiles = {key: profile for key, profile in deployment.problem.profiles.items() if key[0] in names}
+    return KeptModels({name: deployment.offered[name] for name in names}, profiles)
 
 
 def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
-    """Return a deployment of some models with the others as they were before: those that it says nothing of."""
-    offered = {name: known for name, known in before.offered.items() if name not in deployment.broken}
-    broken = {name: reason for name, reason in before.broken.items() if name not in deployment.offered}
-    return msgspec.structs.replace(deployment, offered=offered | deployment.offered, broken=broken | deployment.broken)
+    """Return a deployment of some models with the others as they were before: those that it says nothing of, or only
+    that they are not loaded."""
+    offered = {
+        name: known for name, known in before.offered.items() if deployment.broken.get(name, NOT_LOADED) == NOT_LOADED
+    } | deployment.offered
+    broken = {name: why for name, why in (before.broken | deployment.broken).items() if name not in offered}
+    return msgspec.structs.replace(deployment, offered=offered, broken=broken)
 
 
 def without_model(deployment: Deployment, name: str) -> Deployment:
@@ -77,6 +98,17 @@ def without_model(deployment: Deployment, name: str) -> Deployment:
     split = {whole: parts for whole, parts in deployment.plan.split.items() if whole != name}
     plan = msgspec.structs.replace(deployment.plan, devices=tuple(devices), split=split)
     return msgspec.structs.replace(deployment, plan=plan, problem=_without(deployment.problem, name))
+
+
+def dependents(deployment: Deployment, name: str) -> list[str]:
+    """Return the models of an ensemble that no other ensemble which is served needs; none of a plain model."""
+
+    def models(ensemble: str) -> set[str]:
+        offered = deployment.offered.get(ensemble)
+        return set() if offered is None or offered.ensemble is None else set(offered.ensemble.models)
+
+    others = [models(other) for other in deployment.plan.split if other != name]
+    return sorted(models(name).difference(*others))
 
 
 def _without(problem: Problem, name: str) -> Problem:

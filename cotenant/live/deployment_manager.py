@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from cotenant.control.revision import RolloutOutcome
-from cotenant.errors import CotenantError, FailedError, ModelError, RolloutError, UnsupportedError
-from cotenant.live.deployment import Deployment, Prepare, serves, with_models_of, without_model
+from cotenant.errors import CotenantError, FailedError, InvalidError, ModelError, RolloutError, UnsupportedError
+from cotenant.live.deployment import Deployment, Prepare, dependents, kept_models, serves, with_models_of, without_model
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
+from cotenant.worker.repository import parse_json_config
 
 
 class DeploymentManager:
@@ -45,17 +46,20 @@ class DeploymentManager:
         await self._rollouts.apply(deployment, reason)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Serve one more model: plan again with it, and switch to that plan. A permanently failed lane of one that is
-        served already is revived. Raises FailedError, with nothing changed,
-        where it cannot be served or would displace a served model."""
-        if "config" in parameters or any(key.startswith("file:") for key in parameters):
-            raise UnsupportedError(
-                f"model '{name}': load takes no configuration or files; put them into the repository"
-            )
+        """Serve one more model, or one again from its files: plan again with it, and switch to that plan. The others
+        stay as they are, whatever has become of their files. A permanently failed lane of the model is revived.
+
+        parameters: `config` is a ModelConfig as JSON, in place of the repository's until the model is loaded again.
+        Raises FailedError, with nothing changed, where it cannot be served or would displace a served model.
+        """
+        given = _config_parameter(name, parameters)
 
         async def with_model(current: Deployment) -> Deployment:
             placed = {*current.plan.rates(), *current.plan.split}
-            deployment = await self._prepare(placed | {name}, self._observer.samples())
+            configs = {model: config for model, config in current.configs.items() if model != name}
+            configs |= {} if given is None else {name: parse_json_config(given, name)}
+            kept = kept_models(current, placed - {name})
+            deployment = await self._prepare(placed | {name}, self._observer.samples(), configs, kept)
             for wanted in (name, *sorted(placed)):
                 if wanted in deployment.broken:
                     raise ModelError(deployment.broken[wanted])
@@ -72,13 +76,20 @@ class DeploymentManager:
             await self._rollouts.revive(name)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
-        """Take a model out of its partitions; the others stay where they are. Harmless where it is not served."""
+        """Take a model out of its partitions; the others stay where they are. Harmless where it is not served.
+
+        parameters: `unload_dependents` takes out the models of an ensemble, too, that no other ensemble needs.
+        """
+        _unload_parameters(name, parameters)
         _, desired = self._rollouts.desired
         if name not in desired.offered:
             return
 
         async def without(current: Deployment) -> Deployment:
-            return without_model(current, name)
+            leaving = [name, *(dependents(current, name) if parameters.get("unload_dependents") else ())]
+            for model in leaving:
+                current = without_model(current, model)
+            return current
 
         async with self._transition("unload", name):
             await self._change(without, f"unload of {name}")
@@ -109,3 +120,26 @@ class DeploymentManager:
                 self._state.transitions = {
                     model: state for model, state in self._state.transitions.items() if model != name
                 }
+
+
+def _config_parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
+    """Return the configuration that a request to load brings, if any. Raises UnsupportedError for files, InvalidError
+    for what else it brings."""
+    for key, value in parameters.items():
+        if key.startswith("file:"):
+            raise UnsupportedError(
+                f"model '{name}': {key!r}: load takes no files; models come from the repository alone, put them there"
+            )
+        if key != "config":
+            raise InvalidError(f"model '{name}': unknown parameter {key!r} of load; there is 'config'")
+        if not isinstance(value, str):
+            raise InvalidError(f"model '{name}': config is a {type(value).__name__}; send ModelConfig as JSON text")
+    return parameters.get("config")
+
+
+def _unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
+    for key, value in parameters.items():
+        if key != "unload_dependents":
+            raise InvalidError(f"model '{name}': unknown parameter {key!r} of unload; there is 'unload_dependents'")
+        if not isinstance(value, bool):
+            raise InvalidError(f"model '{name}': unload_dependents is {value!r}; it is true or false")

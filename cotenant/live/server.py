@@ -12,6 +12,7 @@ from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import ModelInfo
+from cotenant.errors import ForbiddenError
 from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
 from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import Deployment, Prepare
@@ -43,7 +44,8 @@ class Server:
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
     confinement: of worker processes. page: feeds the web page. memory_policy: where a device cannot hold the workers of
     two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
-    makes traces of requests.
+    makes traces of requests. no_loads: why callers may not load and
+    unload models; "" where they may.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Server:
         adaptation: AdaptationOptions | None = None,
         log: BinaryIO | None = None,
         tracer: Tracer | None = None,
+        no_loads: str = "",
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
@@ -98,6 +101,7 @@ class Server:
         self._repository = ModelRepository(state, rollouts)
         self._inference = InferenceService(state, driver, rollouts)
         self._first = deployment
+        self._no_loads = no_loads
         self._adaptation = (
             None if adaptation is None else Adaptation(adaptation, state, driver, observer, rollouts, backend, events)
         )
@@ -163,10 +167,25 @@ class Server:
         await self._deployments.apply(deployment)
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Load a model as a caller asks for it. Raises ForbiddenError where callers load none."""
+        self._check_loads(name)
         await self._deployments.load(name, parameters)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
+        """Unload a model as a caller asks for it. Raises ForbiddenError where callers unload none."""
+        self._check_loads(name)
         await self._deployments.unload(name, parameters)
+
+    async def follow_repository(self, changed: str, *, gone: bool) -> None:
+        """Load a model whose files have changed, or unload one whose files are gone. Raises FailedError."""
+        if gone:
+            await self._deployments.unload(changed, {})
+        else:
+            await self._deployments.load(changed, {})
+
+    def _check_loads(self, name: str) -> None:
+        if self._no_loads:
+            raise ForbiddenError(f"model '{name}': {self._no_loads}")
 
     # The models
 

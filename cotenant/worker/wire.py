@@ -30,7 +30,8 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     is run during warm-up. inputs, outputs: as the model describes them; warm-up replaces an open dimension by 1.
     batched: the first dimension of every input and output is the batch; otherwise each request runs by itself.
     gradients: the model computes gradients, as a training step does. graphs: batch sizes to capture as CUDA graphs.
-    latencies: seconds that a fake worker (`Setup.fake`) takes for 1, 2, … rows.
+    latencies: seconds that a fake worker (`Setup.fake`) takes for 1, 2, … rows. parameters: as the model's
+    configuration has them, for runners that read them.
     """
 
     name: str
@@ -43,6 +44,7 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     gradients: bool = False
     graphs: tuple[int, ...] = ()
     latencies: tuple[float, ...] = ()
+    parameters: dict[str, str] = {}
 
 
 class TensorPart(msgspec.Struct, array_like=True, gc=False):

@@ -153,10 +153,12 @@ def test_served_models_survive_changes_of_the_repository(folder: Path) -> None:
         file = repository / "lookup" / "1" / "model.onnx"
         content = file.read_bytes()
         file.write_bytes(b"in the middle of a copy")
-        status, answer = server.ask("POST", "/v2/repository/models/identity/load", {})
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200, "lookup stays as it is"
+        status, answer = server.ask("POST", "/v2/repository/models/lookup/load", {})
         assert status == 500 and "lookup/1/model.onnx: no ONNX model: " in answer["error"]
         shutil.rmtree(repository / "lookup")
-        status, answer = server.ask("POST", "/v2/repository/models/identity/load", {})
+        assert server.ask("POST", "/v2/repository/models/identity/load", {})[0] == 200
+        status, answer = server.ask("POST", "/v2/repository/models/lookup/load", {})
         assert status == 500 and "'lookup' has settings, but is not in own" in answer["error"]
         assert ready(server) == {"identity", "lookup"} and server.works()
         file.parent.mkdir(parents=True)

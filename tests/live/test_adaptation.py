@@ -84,7 +84,7 @@ class Asking:
 async def adaptive(root: Path, rate: float, options: ControllerOptions = EAGER) -> AsyncIterator[Asking]:
     """All that was asked has been answered in the end, and the log replays."""
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         return sample_deployment(root, tuple(sorted(wanted)))
 
     log = io.BytesIO()

@@ -227,7 +227,6 @@ def test_responses_have_the_keys_of_triton(wire: Wire) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "words"),
     [
-        (request("POST", "/v2/models/identity/generate", b"{}"), 501, "use infer"),
         (request("POST", "/v2/repository/other/models/identity/load"), 501, "one model repository"),
         (request("POST", "/v2/systemsharedmemory/region/r/register", b"{}"), 501, "no shared memory"),
         (request("POST", "/v2/repository/index", b"[1]"), 500, "not a JSON object"),

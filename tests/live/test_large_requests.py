@@ -59,7 +59,7 @@ def planned(given: Deployment, *placed: tuple[int, int]) -> Deployment:
 async def served(root: Path, *placed: tuple[int, int], log: io.BytesIO | None = None) -> AsyncIterator[Any]:
     """A server with front ends: itself, its deployment, and the addresses of HTTP and gRPC."""
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     given = sample_deployment(repository(root), ("identity", "lookup"))

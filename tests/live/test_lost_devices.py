@@ -49,7 +49,7 @@ def apart(given: Deployment) -> Deployment:
 def test_lost_device_models_on_other_devices_keep_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_driver, "TICK", 0.05)
 
-    async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], samples: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     async def main() -> None:

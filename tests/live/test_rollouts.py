@@ -74,7 +74,7 @@ class Asking:
 async def asked(root: Path, backend: Cpu | None = None, shares: tuple[int, ...] = (400,)) -> AsyncIterator[Asking]:
     """All that was asked has been answered in the end."""
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     given = sample_deployment(repository(root), ("identity",))
@@ -356,7 +356,7 @@ def test_several_workers_of_a_model_share_a_partition(tmp_path: Path) -> None:
 def test_device_without_memory_for_both_plans_follows_the_policy(tmp_path: Path, policy: MemoryPolicy) -> None:
     """A worker takes 64 MiB by its profile; the device is given 100."""
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     given = sample_deployment(repository(tmp_path), ("identity",))
@@ -395,7 +395,7 @@ def test_device_without_memory_for_both_plans_follows_the_policy(tmp_path: Path,
 def test_gap_rollout_that_fails_starts_the_old_worker_again(tmp_path: Path) -> None:
     """The old worker stops to make room for one that never gets ready; two more revisions come meanwhile."""
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     given = sample_deployment(repository(tmp_path), ("identity",))

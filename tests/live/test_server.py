@@ -49,7 +49,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def started(root: Path, names: tuple[str, ...] = ("identity", "lookup")) -> AsyncIterator[Server]:
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         if not (root / "identity").exists():
             raise FailedError("the repository is gone")
         return sample_deployment(root, tuple(sorted(wanted)))
@@ -249,7 +249,7 @@ def test_model_while_it_is_loaded_again_is_ready(tmp_path: Path) -> None:
     servers: list[Server] = []
     states = []
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         states.append([(entry.name, entry.state) for entry in servers[0].index() if entry.name in wanted])
         return sample_deployment(root, tuple(sorted(wanted)))
 
@@ -284,7 +284,7 @@ class Slow(Cpu):
 
 
 def test_worker_that_dies_while_others_start_is_waited_for(tmp_path: Path) -> None:
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         raise FailedError("nothing else is to be served")
 
     async def main() -> None:
@@ -374,7 +374,7 @@ def test_load_keeps_broken_models_in_the_index(tmp_path: Path) -> None:
     root = repository(tmp_path)
     first = msgspec.structs.replace(sample_deployment(root, ("identity",)), broken={"broken": "not a model"})
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         return msgspec.structs.replace(
             sample_deployment(root, tuple(sorted(wanted))), broken={}
         )  # it looks at no others
@@ -437,7 +437,7 @@ def test_load_after_interference_was_observed_plans_with_its_samples(
     monkeypatch.setattr(interference_observer, "MIN_BATCHES", 3)
     told: list[Sample] = []
 
-    async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
         told.extend(seen)
         return shared
 

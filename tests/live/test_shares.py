@@ -74,7 +74,9 @@ def swapped(given: Deployment, shares: tuple[int, ...]) -> Deployment:
 
 def test_shares_changed_under_load_lose_no_request_and_start_no_process(tmp_path: Path) -> None:
     async def main() -> None:
-        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
+        async def prepare(
+            wanted: Collection[str], samples: Sequence[Sample], configs: object, kept: object
+        ) -> Deployment:
             raise FailedError("nothing else is to be served")
 
         given = sample_deployment(repository(tmp_path))
@@ -110,7 +112,9 @@ def test_workers_of_the_processor_go_on_with_other_shares(tmp_path: Path) -> Non
     """The same processes, and no request is lost; one that is to have another number of threads is a new one."""
 
     async def main() -> None:
-        async def prepare(wanted: Collection[str], samples: Sequence[Sample]) -> Deployment:
+        async def prepare(
+            wanted: Collection[str], samples: Sequence[Sample], configs: object, kept: object
+        ) -> Deployment:
             raise FailedError("nothing else is to be served")
 
         backend = Cpu()

@@ -89,7 +89,7 @@ def collector() -> Iterator[Collector]:
         server.server_close()
 
 
-async def prepare(wanted: Collection[str], seen: Sequence[Sample]) -> Deployment:
+async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
     raise NotImplementedError
 
 

@@ -46,6 +46,7 @@ HTTP = {
     "GET /v2/models/m/stats": "observe",
     "POST /v2/models/m/infer": "infer",
     "POST /v2/models/m/generate": "infer",
+    "POST /v2/models/m/generate_stream": "infer",
     "GET /v2/trace/setting": "observe",
     "POST /v2/trace/setting": "control",
     "GET /v2/logging": "observe",

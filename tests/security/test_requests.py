@@ -231,9 +231,19 @@ def test_model_name_that_leads_out_of_the_repository_is_no_model(server: Served,
     assert server.serves()
 
 
-def test_configuration_and_files_in_a_request_to_load_are_refused(server: Served) -> None:
-    for parameters in ({"config": "{}"}, {"file:1/model.onnx": "AAAA"}, {"file:../../x": "AAAA"}):
+def test_files_and_hostile_configurations_in_a_request_to_load_are_refused(server: Served) -> None:
+    deep = '{"parameters": ' * 5000
+    for parameters, expected in (
+        ({"config": "{}", "file:1/model.onnx": "AAAA"}, 501),
+        ({"file:../../x": "AAAA"}, 501),
+        ({"config": '{"default_model_filename": "../../x"}'}, 500),
+        ({"config": '{"output": [{"name": "y", "label_filename": "/etc/passwd"}]}'}, 500),
+        ({"config": '{"name": ".."}'}, 500),
+        ({"config": deep}, 500),
+        ({"config": 7}, 400),
+        ({"configuration": "{}"}, 400),
+    ):
         path = "/v2/repository/models/identity/load"
         status, body = server.ask(post(path, json.dumps({"parameters": parameters}).encode()))
-        assert status == 501 and b"put them into the repository" in body
+        assert (status, b"/etc" in body and b"passwd" not in body) == (expected, False), (parameters, body)
     assert server.serves()

@@ -15,7 +15,7 @@ from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.worker import repository
 
-FILES = "model.onnx or model.pt or model.pt2 or model.py"
+FILES = "model.onnx or model.pt or model.pt2 or model.py or xgboost.json or model.txt"
 
 
 def onnx_bytes(
@@ -174,9 +174,10 @@ def test_describe_unreadable_file_raises_model_error(tmp_path: Path) -> None:
         ("max_batch_size: -1", "max_batch_size -1 is below 0; 0 means no batch dimension"),
         ("sequence_batching {}", "sequence_batching is not supported; remove it, or serve this model elsewhere"),
         (
-            'backend: "python"',
-            "unsupported platform or backend 'python'; give platform: \"onnxruntime_onnx\" or platform: "
-            '"pytorch_libtorch" or platform: "pytorch_export" or platform: "pytorch_module"',
+            'backend: "dali"',
+            "unsupported platform or backend 'dali'; give platform: \"onnxruntime_onnx\" or platform: "
+            '"pytorch_libtorch" or platform: "pytorch_export" or platform: "pytorch_module" or platform: '
+            '"xgboost_json" or platform: "lightgbm_text" or backend: "python"',
         ),
         (
             'default_model_filename: "../2/model.onnx"',

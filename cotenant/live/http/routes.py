@@ -11,12 +11,21 @@ from urllib.parse import unquote_to_bytes
 import httptools
 import msgspec
 
-from cotenant.errors import InvalidError, MalformedError, NotFoundError, UnsupportedError
+from cotenant.errors import (
+    FailedError,
+    InvalidError,
+    MalformedError,
+    NotFoundError,
+    RequestError,
+    UnavailableError,
+    UnsupportedError,
+)
 from cotenant.live.access import Permission
+from cotenant.live.generate import EVENTS, decode_generate, encode_generate, error_event, event
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.response import EventStream, TextResponse
 from cotenant.live.metrics import render
-from cotenant.live.oip import Core, Data, model_metadata, server_metadata
+from cotenant.live.oip import Core, Data, InferResponse, model_metadata, server_metadata
 from cotenant.live.page import PageFeed
 from cotenant.live.page.assets import INDEX, SECURITY, asset
 
@@ -192,8 +201,34 @@ def _reject_registration(services: Services, route: Route, request: RequestCycle
     raise UnsupportedError("no shared memory is registered here; send tensors in binary, which is as fast on one host")
 
 
-def _reject_generate(services: Services, route: Route, request: RequestCycle) -> Any:
-    raise UnsupportedError("generate is not offered here; use infer")
+async def _generate(services: Services, route: Route, request: RequestCycle) -> Any:
+    return TextResponse(await _generated(services.core, route, request))
+
+
+async def _generate_stream(services: Services, route: Route, request: RequestCycle) -> Any:
+    """Answer in one event: a batch is answered at once. Errors of the model are events, too, as Triton has them."""
+    try:
+        body = event(await _generated(services.core, route, request))
+    except (FailedError, UnavailableError) as error:
+        body = error_event(error)
+    return TextResponse(body, EVENTS, b"Cache-Control: no-store\r\n")
+
+
+async def _generated(core: Core, route: Route, request: RequestCycle) -> bytes:
+    info = core.model(route.model, route.version)
+    wanted = decode_generate(request.body, info)
+    request.body = b""
+    answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
+
+    def done(result: InferResponse | RequestError) -> None:
+        if not answer.done():  # else the server has stopped waiting
+            answer.set_result(result)
+
+    request.handle = core.infer(wanted, done)
+    result = await answer
+    if isinstance(result, RequestError):
+        raise result
+    return encode_generate(wanted, result)
 
 
 def _reject_named_repository(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -221,7 +256,8 @@ ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
     (rf"{_VERSION}/ready", {b"GET": Endpoint(_model_ready, Permission.METADATA)}),
     (rf"{_VERSION}/config", {b"GET": Endpoint(_config, Permission.METADATA)}),
     (rf"{_VERSION}/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE)}),
-    (rf"{_VERSION}/generate(?:_stream)?", {b"POST": Endpoint(_reject_generate, Permission.INFER)}),
+    (rf"{_VERSION}/generate", {b"POST": Endpoint(_generate, Permission.INFER)}),
+    (rf"{_VERSION}/generate_stream", {b"POST": Endpoint(_generate_stream, Permission.INFER)}),
     (
         rf"(?:/v2|{_MODEL})/trace/setting",
         {b"GET": Endpoint(_trace_setting, Permission.OBSERVE), b"POST": Endpoint(_set_trace, Permission.CONTROL)},

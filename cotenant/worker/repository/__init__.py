@@ -6,7 +6,7 @@ Scanning it opens no model (`layout`); `describe` opens one, but neither runs it
 
 from __future__ import annotations
 
-from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, read_config, write_config
+from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, parse_json_config, read_config, write_config
 from cotenant.worker.repository.description import DEFAULT_MAX_BATCH, check_config_matches, describe, worker_model
 from cotenant.worker.repository.layout import ENSEMBLE, PLATFORMS, Entry, find_model, read_labels, scan_repository
 from cotenant.worker.repository.samples import sample_inputs
@@ -22,6 +22,7 @@ __all__ = [
     "check_config_matches",
     "describe",
     "find_model",
+    "parse_json_config",
     "read_config",
     "read_labels",
     "sample_inputs",

@@ -17,6 +17,8 @@ from cotenant.protocol import messages
 
 CONFIG = "config.pbtxt"
 
+MAX_NESTING = 32  # messages within messages of a configuration in JSON
+
 # Fields that change what a model computes: ignoring them would give wrong results. To ignore them would be to answer
 # wrongly.
 UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output")
@@ -145,7 +147,19 @@ def read_config(folder: Path) -> Config:
     except UnicodeDecodeError:
         raise ModelError(f"{path}: not text; write it as protobuf text, such as `max_batch_size: 8`") from None
     config = _parse(text, path)
-    _check(config, folder)
+    _check(config, folder.name, str(path))
+    return config
+
+
+def parse_json_config(text: str, model: str) -> Config:
+    """Parse a ModelConfig in its JSON shape, as requests to load a model bring it. Raises ModelError."""
+    place = f"the config of the request to load {model!r}"
+    try:
+        message = json_format.Parse(text, messages.ModelConfig(), max_recursion_depth=MAX_NESTING)
+    except json_format.ParseError as error:
+        raise ModelError(f"{place}: {_without_package(str(error))}; give Triton's ModelConfig as JSON") from None
+    config = _converted(message, place)
+    _check(config, model, place)
     return config
 
 
@@ -167,12 +181,16 @@ def _parse(text: str, path: Path) -> Config:
         message = text_format.Parse(text, messages.ModelConfig())
     except text_format.ParseError as error:
         raise _syntax_error(path, text, error) from None
+    return _converted(message, str(path))
+
+
+def _converted(message: Any, place: str) -> Config:
     fields = json_format.MessageToDict(message, preserving_proto_field_name=True)
     try:
         # Not strict: protobuf's JSON mapping has 64-bit integers as strings.
         config = msgspec.convert(fields, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ModelError(f"{path}: {error}; see Triton's ModelConfig for the field") from None
+        raise ModelError(f"{place}: {error}; see Triton's ModelConfig for the field") from None
     return msgspec.structs.replace(config, fields=fields)
 
 
@@ -189,11 +207,14 @@ def _syntax_error(path: Path, text: str, error: text_format.ParseError) -> Model
     return ModelError(f"{path}:{line}:{column}: {reason}; {hint}")
 
 
-def _check(config: Config, folder: Path) -> None:
-    """Raise ModelError for what the message allows but Cotenant cannot honour."""
-    path = folder / CONFIG
-    if config.name not in ("", folder.name):
-        raise ModelError(f"{path}: name {config.name!r} in the folder {folder.name!r}; make them the same")
+def _without_package(message: str) -> str:
+    return " ".join(message.split()).replace("inference.", "").rstrip(".")
+
+
+def _check(config: Config, model: str, path: str) -> None:
+    """Raise ModelError for what the message allows but Cotenant cannot honour. path: where it stands."""
+    if config.name not in ("", model):
+        raise ModelError(f"{path}: name {config.name!r} in the folder {model!r}; make them the same")
     if config.max_batch_size is not None and config.max_batch_size < 0:
         raise ModelError(f"{path}: max_batch_size {config.max_batch_size} is below 0; 0 means no batch dimension")
     for field in UNSUPPORTED:

@@ -13,6 +13,7 @@ from cotenant.worker.external_data import check_external_data
 from cotenant.worker.repository.config import CONFIG, Parameter, TensorConfig
 from cotenant.worker.repository.layout import Entry, read_labels
 from cotenant.worker.torch_export import load_exported
+from cotenant.worker.tree_models import tree_specs
 from cotenant.worker.wire import WorkerModel
 
 DEFAULT_MAX_BATCH = 32  # rows, without a max_batch_size; the profile finds out which batches are worth it
@@ -26,10 +27,7 @@ def describe(entry: Entry) -> ModelInfo:
     """
     if entry.reason:
         raise ModelError(entry.reason)
-    read_tensors = {"onnxruntime_onnx": _read_onnx, "pytorch_export": load_exported}.get(entry.platform)
-    inputs, outputs = (
-        read_tensors(entry.path) if read_tensors else (_declared(entry, "input"), _declared(entry, "output"))
-    )
+    inputs, outputs = _tensors(entry)
     max_batch_size = _max_batch(entry, inputs + outputs)
     lead = 1 if max_batch_size else 0
     return ModelInfo(
@@ -41,6 +39,21 @@ def describe(entry: Entry) -> ModelInfo:
         max_batch_size=max_batch_size,
         labels={spec.name: names for spec in outputs if (names := read_labels(entry, spec.name))},
     )
+
+
+def _tensors(entry: Entry) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    match entry.platform:
+        case "onnxruntime_onnx":
+            return _read_onnx(entry.path)
+        case "pytorch_export":
+            return load_exported(entry.path)
+        case "xgboost_json" | "lightgbm_text":
+            return tree_specs(entry.path, entry.platform, _parameters(entry))
+    return _declared(entry, "input"), _declared(entry, "output")
+
+
+def _parameters(entry: Entry) -> dict[str, str]:
+    return {name: parameter.string_value for name, parameter in entry.config.parameters.items()}
 
 
 def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
@@ -58,6 +71,7 @@ def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
         batched=info.max_batch_size > 0,
         gradients=inference.string_value.lower() == "false",
         graphs=tuple(max(1, size) for size in sizes) if cuda.graphs else (),
+        parameters=_parameters(entry),
     )
 
 
@@ -73,9 +87,9 @@ def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
             f'`{kind} {{ name: "{kind.upper()}__0" data_type: TYPE_FP32 dims: [3, 224, 224] }}`'
         )
     for tensor in listed:
-        known = tensor.data_type.removeprefix("TYPE_")
-        if known not in DTYPES:
-            why = "PyTorch has no strings" if known == "STRING" else "none of Triton's types"
+        known = _datatype(tensor)
+        if known not in DTYPES and not (known == "BYTES" and entry.platform == "python"):
+            why = "PyTorch has no strings" if known == "BYTES" else "none of Triton's types"
             raise ModelError(
                 f"{place}: {kind} {tensor.name!r} has the data_type {tensor.data_type!r}, {why}; give one such as "
                 "TYPE_FP32"
@@ -85,9 +99,12 @@ def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:
     if all(re.fullmatch(r".*__\d+", tensor.name) for tensor in listed):
         listed = tuple(sorted(listed, key=lambda tensor: int(tensor.name.rpartition("__")[2])))
     lead = (-1,) if config.max_batch_size else ()
-    return tuple(
-        TensorSpec(tensor.name, tensor.data_type.removeprefix("TYPE_"), (*lead, *tensor.dims)) for tensor in listed
-    )
+    return tuple(TensorSpec(tensor.name, _datatype(tensor), (*lead, *tensor.dims)) for tensor in listed)
+
+
+def _datatype(tensor: TensorConfig) -> str:
+    """Return the protocol's name of a data_type."""
+    return tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES")
 
 
 def _read_onnx(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -171,7 +188,7 @@ def check_config_matches(
         spec = specs.get(tensor.name)
         if spec is None:
             raise ModelError(f"{place}: {kind} {tensor.name!r} is not in {entry.path.name}; it has {', '.join(specs)}")
-        if tensor.data_type.removeprefix("TYPE_").replace("STRING", "BYTES") not in ("", spec.datatype):
+        if _datatype(tensor) not in ("", spec.datatype):
             raise ModelError(
                 f"{place}: {kind} {tensor.name!r} is {tensor.data_type}, but {spec.datatype} in {entry.path.name}; "
                 "make them the same"

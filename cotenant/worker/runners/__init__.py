@@ -1,4 +1,4 @@
-"""Execute batches by runners: ONNX Runtime, PyTorch, or a sleep as long as the profile says.
+"""Execute batches by runners: ONNX Runtime, PyTorch, XGBoost, LightGBM, Python, or a sleep as long as the profile says.
 
 Each library is imported only for a model that needs it: PyTorch takes seconds and hundreds of megabytes.
 """
@@ -52,9 +52,11 @@ class Runner(Protocol):
 
 def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
     """Return the modules that `load_runner` imports for a model, which take most of a worker's start."""
-    runner = f"{__name__}.{_library(model, fake)}"
-    # Loading the first `torch.export` file imports a thousand modules.
-    return (runner, "torch.export.pt2_archive") if model.platform == "pytorch_export" and not fake else (runner,)
+    library = _library(model, fake)
+    runner = f"{__name__}.{library}"
+    if library == "pytorch" and model.platform == "pytorch_export":
+        return runner, "torch.export.pt2_archive"  # loading the first such file imports a thousand modules
+    return (runner, f"{__name__}.{model.platform.partition('_')[0]}") if library == "trees" else (runner,)
 
 
 def load_runner(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
@@ -84,10 +86,14 @@ def warm_up(runner: Runner, times: int) -> list[tuple[str, Array]]:
     return outputs
 
 
-def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "onnx"]:
+def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "trees", "python", "onnx"]:
     if fake:
         return "fake"
-    return "pytorch" if model.platform.startswith("pytorch") else "onnx"
+    if model.platform.startswith("pytorch"):
+        return "pytorch"
+    if model.platform == "python":
+        return "python"
+    return "trees" if model.platform in ("xgboost_json", "lightgbm_text") else "onnx"
 
 
 def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) -> Runner:
@@ -102,6 +108,14 @@ def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) ->
         except ModuleNotFoundError:
             raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
         return import_torch(model, threads, stream)
+    if library == "trees":
+        from cotenant.worker.runners.trees import load_trees
+
+        return load_trees(model, threads, stream)
+    if library == "python":
+        from cotenant.worker.runners.python import Python
+
+        return Python(model, stream)
     from cotenant.worker.runners.onnx import Onnx
 
     return Onnx(model, threads, stream)

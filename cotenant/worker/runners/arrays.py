@@ -50,8 +50,8 @@ def decode_strings(data: memoryview, shape: tuple[int, ...]) -> Array:
 
 
 def encode_strings(array: Array) -> bytes:
-    """Encode an array of str as BYTES in the protocol's wire form."""
-    encoded = [str(value).encode() for value in array.flat]
+    """Encode an array of str or bytes as BYTES in the protocol's wire form."""
+    encoded = [value if isinstance(value, bytes) else str(value).encode() for value in array.flat]
     return b"".join(piece for text in encoded for piece in (len(text).to_bytes(4, "little"), text))
 
 

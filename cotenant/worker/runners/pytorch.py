@@ -12,7 +12,6 @@ import inspect
 import re
 import sys
 import threading
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ import torch
 
 from cotenant.core.tensor import TensorSpec
 from cotenant.errors import DeviceError, ModelError
+from cotenant.worker.python_model import line_of
 from cotenant.worker.runners import warm_up
 from cotenant.worker.runners.arrays import Array, filled_array, one_line
 from cotenant.worker.runners.torch_device import CpuDevice, CudaDevice, TorchDevice
@@ -157,7 +157,7 @@ def _load_python(model: WorkerModel, device: torch.device) -> Module:
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001 user code
-        raise ModelError(f"{path}{_line(path, error)}: {type(error).__name__}: {_brief(error)}") from None
+        raise ModelError(f"{path}{line_of(path, error)}: {type(error).__name__}: {_brief(error)}") from None
 
 
 def _module_factory(source: object, path: Path) -> Callable[[], Any]:
@@ -181,14 +181,6 @@ def _module_factory(source: object, path: Path) -> Callable[[], Any]:
         return module
 
     return build
-
-
-def _line(path: Path, error: Exception) -> str:
-    """Return the line of the file at which an error arose, as `:LINE`; empty if unknown."""
-    if isinstance(error, SyntaxError):
-        return f":{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f":{frames[-1].lineno}" if frames else ""
 
 
 class Torch:
