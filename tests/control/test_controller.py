@@ -119,8 +119,12 @@ def test_what_others_change_meanwhile_is_no_failure() -> None:
     (roll,) = world.answer(world.solve(300.0, 100.0), plan_of(1, 360.0))
     begun = world.now
     world.rolled(roll, RolloutOutcome.OUTDATED)
-    world.solve(300.0, 100.0)
+    solve = world.solve(300.0, 100.0)
     assert world.now - begun == 2.0
+    begun = world.now
+    world.answer(solve, None, error="the solver died")
+    world.solve(300.0, 100.0)
+    assert world.now - begun == 2.0, "the first failure of its own"
 
 
 def test_rollout_that_fails_leaves_the_plan_in_force() -> None:
