@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
@@ -24,7 +25,9 @@ from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
-from cotenant.worker.repository import ENSEMBLE, Config, Entry, describe, scan_repository
+from cotenant.worker.repository import ENSEMBLE, Config, Entry, Use, describe, scan_repository, uses_of
+
+logger = logging.getLogger(__name__)
 
 NOTHING_KEPT = KeptModels()
 Entries = dict[str, Entry]  # of the repository, by the model's name
@@ -58,6 +61,7 @@ class DeploymentBuilder:
         self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full)
         self._given = _given_profiles(settings)
         self._found = found
+        self._told: dict[str, dict[str, str]] = {}  # what of a model's configuration was said to be ignored
         self.corrections = ProfileCorrections() if corrections is None else corrections
 
     @asynccontextmanager
@@ -179,6 +183,7 @@ class DeploymentBuilder:
                 with _noted(name, broken):
                     info = await asyncio.to_thread(describe, entry)
                     described[name] = info, await self._profiles.look_up(entry, self._given)
+                    self._say_what_is_ignored(entry)
         self._found(FoundModels(tuple(wanted), dict(broken)))
         served: dict[str, ServableModel] = {}
         profiles: dict[tuple[str, str], Profile] = {}
@@ -193,6 +198,15 @@ class DeploymentBuilder:
                 served[name] = ServableModel(entry=entry, info=info, model=model)
                 profiles |= {(name, profile.kind): profile for profile in measured}
         return served, profiles
+
+    def _say_what_is_ignored(self, entry: Entry) -> None:
+        """Log, once for each configuration, which of its fields change nothing here."""
+        uses = uses_of(entry.config.fields)
+        ignored = {field: use.why for field, use in uses.items() if use.use is Use.IGNORED}
+        if ignored and self._told.get(entry.name) != ignored:
+            listed = "; ".join(f"{field}: {why}" for field, why in ignored.items())
+            logger.warning("%s: ignored in its configuration: %s", entry.name, listed)
+        self._told[entry.name] = ignored
 
     def _add_ensembles(self, wanted: Mapping[str, Entry], served: dict[str, ServableModel], broken: Broken) -> None:
         """Add the ensembles whose models are served; note the others in `broken`."""

@@ -29,6 +29,22 @@ class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     ensemble: Ensemble | None = None
 
+    @property
+    def timeout(self) -> float:
+        """Seconds within which a request is to be answered that says nothing of it."""
+        batching = self.entry.config.dynamic_batching
+        given = 0 if batching is None else batching.default_queue_policy.default_timeout_microseconds
+        return given / 1e6 if given else self.model.slo
+
+    def priority(self, wanted: int) -> int:
+        """Return a request's priority, from 0 for the most urgent. wanted: as it says; -1 where it says nothing."""
+        batching = self.entry.config.dynamic_batching
+        if batching is None:
+            return max(wanted, 0)
+        if wanted < 0 or 0 < batching.priority_levels <= wanted:
+            return max(batching.default_priority_level - 1, 0)
+        return wanted
+
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Combine the models of a repository, a plan, and the problem that it solves. Ensembles are applications if the

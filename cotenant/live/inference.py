@@ -32,15 +32,15 @@ class InferenceService:
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         """Submit a request and return its id; `done` is called once, perhaps before this returns.
 
-        Its deadline is the least of its timeout (else the model's target) and its caller's patience, less what is lost
-        in the front end. Raises UnavailableError while the server does not accept requests.
+        Its deadline is the least of its timeout (else the model's default, usually its target) and its caller's
+        patience, less what is lost in the front end. Raises UnavailableError while the server does not accept requests.
         """
         state = self._state
         if not state.accepting:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
         self._poll()
         offered = state.deployment.offered[request.model]
-        info, model = offered.info, offered.model
+        info = offered.info
 
         def answered(result: Tensors | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -53,12 +53,12 @@ class InferenceService:
             request.inputs if offered.ensemble is None else EnsembleTensors(offered.ensemble, request.inputs),
             answered,
             within=min(
-                model.slo if request.timeout is None else request.timeout,
+                offered.timeout if request.timeout is None else request.timeout,
                 math.inf if request.patience is None else request.patience,
             )
             - lost,
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
-            priority=request.priority,
+            priority=offered.priority(request.priority),
             trace=request.traceparent,
         )
 
@@ -69,7 +69,7 @@ class InferenceService:
         if offered is None or offered.ensemble is not None or version not in ("", offered.info.version):
             return False
         self._poll()
-        return self._state.accepting and self._driver.would_reject(model, within=offered.model.slo - lost)
+        return self._state.accepting and self._driver.would_reject(model, within=offered.timeout - lost)
 
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the

@@ -60,9 +60,9 @@ class RequestedOutput(msgspec.Struct, frozen=True):
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for inference, checked against its model.
 
-    outputs: those asked for; empty: all. timeout: seconds from now, None for the model's target. patience: seconds
-    after which the caller will have left, if known. priority: 0 is the most urgent. traceparent: the caller's place in
-    a trace, as W3C has it; "" where it told none.
+    outputs: those asked for; empty: all. timeout: seconds from now, None for the model's default. patience: seconds
+    after which the caller will have left, if known. priority: 0 is the most urgent, -1 stands for the model's default.
+    traceparent: the caller's place in a trace, as W3C has it; "" where it told none.
     """
 
     model: str
@@ -72,7 +72,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[RequestedOutput, ...] = ()
     timeout: float | None = None
     patience: float | None = None
-    priority: int = 0
+    priority: int = -1
     parameters: Parameters = {}
     traceparent: str = ""
 
@@ -202,16 +202,16 @@ def model_metadata(info: ModelInfo) -> dict[str, Any]:
 def scheduling(parameters: Parameters) -> tuple[float | None, int]:
     """Return `timeout` in seconds (the parameter is in µs; 0: None), and `priority`, from a request's parameters.
 
-    The protocol counts priorities from 1, with 0 for the server's default; the dispatcher counts from 0. Raises
-    InvalidError.
+    The protocol counts priorities from 1, with 0 for the model's default; the dispatcher counts from 0, with -1 for
+    that. Raises InvalidError.
     """
     if not parameters:
-        return None, 0
+        return None, -1
     for name in parameters:
         if name.startswith("triton_") and name != "triton_enable_empty_final_response":
             raise InvalidError(f"parameter {name!r}: names that begin with 'triton_' are reserved; choose another")
     timeout = _natural(parameters, "timeout")
-    return timeout / 1e6 if timeout else None, max(_natural(parameters, "priority") - 1, 0)
+    return timeout / 1e6 if timeout else None, _natural(parameters, "priority") - 1
 
 
 def _natural(parameters: Parameters, name: str) -> int:

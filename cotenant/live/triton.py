@@ -53,6 +53,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
                 "max_queue_delay_microseconds": max_queue_delay,
                 "priority_queue_policy": {},
             }
+            | _queue_policy(offered)
         }
     first = 1 if info.max_batch_size else 0
     return {
@@ -83,6 +84,20 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
             for name, parameter in offered.entry.config.parameters.items()
         },
     }
+
+
+def _queue_policy(offered: ServableModel) -> dict[str, Any]:
+    """Return what is honoured of a configuration's priorities and queue policy."""
+    batching = offered.entry.config.dynamic_batching
+    if batching is None:
+        return {}
+    policy: dict[str, Any] = {}
+    if batching.priority_levels:
+        policy["priority_levels"] = batching.priority_levels
+        policy["default_priority_level"] = batching.default_priority_level
+    if timeout := batching.default_queue_policy.default_timeout_microseconds:
+        policy["default_queue_policy"] = {"timeout_action": "REJECT", "default_timeout_microseconds": timeout}
+    return policy
 
 
 def updated_settings(settings: dict[str, Any], update: Mapping[str, Any] | None, what: str) -> dict[str, Any]:

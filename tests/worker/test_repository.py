@@ -172,7 +172,11 @@ def test_describe_unreadable_file_raises_model_error(tmp_path: Path) -> None:
     [
         ('name: "other"', "name 'other' in the folder 'm'; make them the same"),
         ("max_batch_size: -1", "max_batch_size -1 is below 0; 0 means no batch dimension"),
-        ("sequence_batching {}", "sequence_batching is not supported; remove it, or serve this model elsewhere"),
+        (
+            "sequence_batching {}",
+            "sequence_batching is not supported: requests of a sequence may run anywhere, in any order; remove it, or "
+            "serve this model elsewhere",
+        ),
         (
             'backend: "dali"',
             "unsupported platform or backend 'dali'; give platform: \"onnxruntime_onnx\" or platform: "
@@ -189,7 +193,7 @@ def test_describe_unreadable_file_raises_model_error(tmp_path: Path) -> None:
         ),
         (
             'input { name: "x" reshape { shape: [1, 3] } }',
-            "reshape of 'x' is not supported; give dims as the model has them",
+            "input.reshape is not supported: give dims as the model has them; remove it, or serve this model elsewhere",
         ),
         (
             "version_policy { specific { versions: 3 } }",

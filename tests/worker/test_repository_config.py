@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from google.protobuf import text_format
 from hypothesis import HealthCheck, example, given, settings
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ModelError
 from cotenant.protocol import messages
-from cotenant.worker.repository import Config, read_config, write_config
+from cotenant.worker.repository import Config, Use, read_config, uses_of, write_config
 from cotenant.worker.repository.config import (
     DynamicBatching,
     EnsembleScheduling,
@@ -24,6 +26,7 @@ from cotenant.worker.repository.config import (
     Warmup,
     WarmupInput,
 )
+from cotenant.worker.repository.config_fields import FIELDS
 
 
 def read(tmp_path: Path, text: str) -> Config:
@@ -162,3 +165,91 @@ def test_write_config_any_fields_read_back(tmp_path: Path, fields: dict[str, Any
     }
     if "dynamic_batching" in fields:
         assert config.dynamic_batching == DynamicBatching(**fields["dynamic_batching"])
+
+
+def fields_of(descriptor: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
+    """Every field of a message and of those in it, by path."""
+    found: dict[str, Any] = {}
+    for field in descriptor.fields:
+        inner = f"{path}.{field.name}" if path else field.name
+        found[inner] = field
+        message = field.message_type
+        if message is not None and message.GetOptions().map_entry:
+            message = message.fields_by_name["value"].message_type
+        if message is not None and depth < 6:
+            found |= fields_of(message, inner, depth + 1)
+    return found
+
+
+def test_every_field_of_triton_has_a_fate_that_the_reference_tells() -> None:
+    known = fields_of(messages.ModelConfig.DESCRIPTOR)
+    assert FIELDS.keys() <= known.keys()
+    assert {path for path in known if "." not in path} <= FIELDS.keys()
+    reference = (Path(__file__).parent.parent.parent / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| (honoured|ignored|refused) \| (.+) \|$", reference, re.M)
+    assert rows == [(path, use.use.value, use.why) for path, use in FIELDS.items()]
+
+
+def test_every_field_that_is_honoured_is_read_and_every_other_is_not() -> None:
+    """Of the fields that `Config` has, none is said to be ignored or refused."""
+
+    def read_by(kind: Any, path: str = "") -> set[str]:
+        found = set()
+        for name in kind.__struct_fields__:
+            inner = f"{path}.{name}" if path else name
+            found.add(inner)
+            hint = typing.get_type_hints(kind)[name]
+            for part in (hint, *typing.get_args(hint)):
+                if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                    found |= read_by(part, inner)
+        return found - {"fields"}
+
+    refused_or_ignored = {path for path, use in FIELDS.items() if use.use is not Use.HONOURED}
+    read_ = read_by(Config)
+    leaves = {path for path in read_ if not any(other.startswith(f"{path}.") for other in read_)}
+    assert leaves and not leaves & refused_or_ignored
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("max_batch_size: 4", {"max_batch_size": Use.HONOURED}),
+        ("instance_group { count: 2 kind: KIND_GPU gpus: [0] }", {"instance_group": Use.IGNORED}),
+        ('parameters { key: "instance_group" value { string_value: "x" } }', {"parameters": Use.HONOURED}),
+        (
+            "optimization { cuda { graphs: true busy_wait_events: true } }",
+            {"optimization.cuda.graphs": Use.HONOURED, "optimization.cuda": Use.IGNORED},
+        ),
+        (
+            "dynamic_batching { preferred_batch_size: [4, 8] default_queue_policy { max_queue_size: 3 } }",
+            {
+                "dynamic_batching.preferred_batch_size": Use.IGNORED,
+                "dynamic_batching.default_queue_policy.max_queue_size": Use.IGNORED,
+            },
+        ),
+        ("model_transaction_policy { decoupled: false }", {"model_transaction_policy": Use.HONOURED}),
+    ],
+)
+def test_uses_of_the_fields_that_are_set(tmp_path: Path, text: str, uses: dict[str, Use]) -> None:
+    assert {path: use.use for path, use in uses_of(read(tmp_path, text).fields).items()} == uses
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "model_transaction_policy { decoupled: true }",
+            "decoupled is not supported: a request has",
+        ),
+        ('model_repository_agents { agents { name: "checksum" } }', "agents, which may have to check or decrypt"),
+        ("dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }", "one timeout for all"),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
+            "timeout_action DELAY is not supported",
+        ),
+        ('cc_model_filenames { key: "8.0" value: "a.onnx" }', "cc_model_filenames is not supported"),
+    ],
+)
+def test_field_whose_loss_would_matter_keeps_the_model_out(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        read(tmp_path, text)

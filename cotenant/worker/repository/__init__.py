@@ -7,6 +7,7 @@ Scanning it opens no model (`layout`); `describe` opens one, but neither runs it
 from __future__ import annotations
 
 from cotenant.worker.repository.config import CONFIG, Config, EnsembleStep, parse_json_config, read_config, write_config
+from cotenant.worker.repository.config_fields import Use, uses_of
 from cotenant.worker.repository.description import DEFAULT_MAX_BATCH, check_config_matches, describe, worker_model
 from cotenant.worker.repository.layout import ENSEMBLE, PLATFORMS, Entry, find_model, read_labels, scan_repository
 from cotenant.worker.repository.samples import sample_inputs
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "EnsembleStep",
     "Entry",
+    "Use",
     "check_config_matches",
     "describe",
     "find_model",
@@ -27,6 +29,7 @@ __all__ = [
     "read_labels",
     "sample_inputs",
     "scan_repository",
+    "uses_of",
     "worker_model",
     "write_config",
 ]

@@ -14,14 +14,11 @@ from google.protobuf import json_format, text_format
 
 from cotenant.errors import ModelError
 from cotenant.protocol import messages
+from cotenant.worker.repository.config_fields import Use, uses_of
 
 CONFIG = "config.pbtxt"
 
 MAX_NESTING = 32  # messages within messages of a configuration in JSON
-
-# Fields that change what a model computes: ignoring them would give wrong results. To ignore them would be to answer
-# wrongly.
-UNSUPPORTED = ("sequence_batching", "batch_input", "batch_output")
 
 _UNKNOWN_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
 
@@ -36,11 +33,18 @@ class TensorConfig(msgspec.Struct, frozen=True):
     data_type: str = ""
     dims: tuple[int, ...] = ()
     label_filename: str = ""
-    reshape: dict[str, Any] | None = None
+
+
+class QueuePolicy(msgspec.Struct, frozen=True):
+    timeout_action: str = "REJECT"
+    default_timeout_microseconds: int = 0
 
 
 class DynamicBatching(msgspec.Struct, frozen=True):
     max_queue_delay_microseconds: int = 0
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
 
 
 class LatestVersions(msgspec.Struct, frozen=True):
@@ -217,12 +221,15 @@ def _check(config: Config, model: str, path: str) -> None:
         raise ModelError(f"{path}: name {config.name!r} in the folder {model!r}; make them the same")
     if config.max_batch_size is not None and config.max_batch_size < 0:
         raise ModelError(f"{path}: max_batch_size {config.max_batch_size} is below 0; 0 means no batch dimension")
-    for field in UNSUPPORTED:
-        if field in config.fields:
-            raise ModelError(f"{path}: {field} is not supported; remove it, or serve this model elsewhere")
+    for field, use in uses_of(config.fields).items():
+        if use.use is Use.REFUSED:
+            raise ModelError(f"{path}: {field} is not supported: {use.why}; remove it, or serve this model elsewhere")
+    batching = config.dynamic_batching
+    if batching is not None and batching.default_queue_policy.timeout_action == "DELAY":
+        raise ModelError(
+            f"{path}: dynamic_batching.default_queue_policy.timeout_action DELAY is not supported: a request whose "
+            "deadline has passed is not answered late, but at once with that; take REJECT"
+        )
     for file in (config.default_model_filename, *(tensor.label_filename for tensor in config.output)):
         if file in (".", "..") or re.search(r"[/\\\0]", file):
             raise ModelError(f"{path}: {file!r} is not the name of a file; give one, without folders")
-    for tensor in (*config.input, *config.output):
-        if tensor.reshape is not None:
-            raise ModelError(f"{path}: reshape of {tensor.name!r} is not supported; give dims as the model has them")
