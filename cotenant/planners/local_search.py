@@ -61,7 +61,7 @@ def _with_burst_batches(plan: Plan, problem: Problem) -> Plan:
     """Return the plan with batches that have headroom for bursts, unless that increases the shortfall."""
     devices = []
     for device in plan.devices:
-        partitions = batched_partitions(problem, problem.kind(device.kind), _drafts(device), full=True)
+        partitions = batched_partitions(problem, problem.kind(device.kind), drafts_of(device), full=True)
         devices.append(device if partitions is None else msgspec.structs.replace(device, partitions=partitions))
     larger = msgspec.structs.replace(plan, devices=tuple(devices))
     return plan if larger == plan or _total_shortfall(larger, problem) > _total_shortfall(plan, problem) else larger
@@ -72,7 +72,7 @@ def rebatched_plan(plan: Plan, problem: Problem) -> Plan | None:
     batches serve them in time."""
     devices = []
     for device in plan.devices:
-        partitions = batched_partitions(problem, problem.kind(device.kind), _drafts(device), full=True)
+        partitions = batched_partitions(problem, problem.kind(device.kind), drafts_of(device), full=True)
         if partitions is None:
             return None
         devices.append(msgspec.structs.replace(device, partitions=partitions))
@@ -84,7 +84,7 @@ def with_same_batches(plan: Plan, problem: Problem) -> Plan | None:
     devices = []
     for device in plan.devices:
         batches = [[placement.batch for placement in partition.placements] for partition in device.partitions]
-        partitions = partitions_with_batches(problem, problem.kind(device.kind), _drafts(device), batches)
+        partitions = partitions_with_batches(problem, problem.kind(device.kind), drafts_of(device), batches)
         if partitions is None:
             return None
         devices.append(msgspec.structs.replace(device, partitions=partitions))
@@ -95,7 +95,8 @@ def _total_shortfall(plan: Plan, problem: Problem) -> float:
     return sum(attainment_shortfall(plan, problem).values())
 
 
-def _drafts(device: Device) -> list[PartitionDraft]:
+def drafts_of(device: Device) -> list[PartitionDraft]:
+    """Return the partitions of a device as drafts."""
     return [
         PartitionDraft(
             partition.share,
@@ -108,7 +109,7 @@ def _drafts(device: Device) -> list[PartitionDraft]:
 
 def _moves(device: Device, kind: Kind) -> Iterator[list[PartitionDraft]]:
     """Yield other partitions of a device: merge two, widen one, widen one at the cost of another, move a model."""
-    cuts = _drafts(device)
+    cuts = drafts_of(device)
     pairs = [(i, j) for i in range(len(cuts)) for j in range(len(cuts)) if i != j]
 
     def legal(share: int) -> int:

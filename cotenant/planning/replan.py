@@ -23,6 +23,7 @@ from cotenant.planners.applications import carried_rates, overlong_paths, slo_of
 from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
+from cotenant.planners.idle_models import with_idle_models
 from cotenant.planners.local_search import rebatched_plan
 from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
 from cotenant.planning.pipeline import plan as plan_problem
@@ -87,8 +88,8 @@ class Replanner:
         return msgspec.structs.replace(most, objective=there.objective, bound=None)
 
     def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
-        """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now.
-        With it the problem that it solves.
+        """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now,
+        with what nobody asks for now as far as there is room. With it the problem that it solves.
 
         The plan for less comes first: to find out that a plan is impossible takes longest.
         """
@@ -97,9 +98,11 @@ class Replanner:
         if offered != problem.rates:
             plan = self._plan(least, solve)
             if plan.unserved:
-                return least, plan
+                return _with_idle(plan, least, problem)
         larger = self._plan(problem, solve)
-        return (problem, larger) if not larger.unserved or offered == problem.rates else (least, plan)
+        return (
+            (problem, larger) if not larger.unserved or offered == problem.rates else _with_idle(plan, least, problem)
+        )
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
@@ -146,6 +149,18 @@ def with_devices(problem: Problem, counts: Mapping[str, int]) -> Problem:
     """Return the problem with so many devices of each kind, and without the kinds of which there are none."""
     fleet = [msgspec.structs.replace(kind, count=counts[kind.name]) for kind in problem.fleet if counts.get(kind.name)]
     return msgspec.structs.replace(problem, fleet=tuple(fleet))
+
+
+def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, Plan]:
+    """Return the plan with what has a rate in `asked` alone, as far as there is room, and the problem that it solves.
+
+    problem: the one that `plan` was made for.
+    """
+    idle = [name for name, rate in problem.rates.items() if not rate and asked.rates[name]]
+    wanted = at_rates(problem, problem.rates | {name: asked.rates[name] for name in idle})
+    plan = with_idle_models(plan, without_applications(wanted, plan.split))
+    served = carried_rates(plan, wanted)
+    return at_rates(problem, problem.rates | {name: served[name] for name in idle}), plan
 
 
 def _known(problem: Problem, rates: Mapping[str, float]) -> dict[str, float]:

@@ -160,6 +160,29 @@ def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:
     assert solved.rates == pytest.approx(offered)
 
 
+def test_model_that_nobody_asks_for_keeps_its_place_where_headroom_does_not_fit() -> None:
+    plan = current()
+    most = Replanner(PROBLEM)(Solve(number=1, rates=RATES, offered=RATES, current=plan, devices=ONE)).sustained
+    offered = {"a": 0.95 * most["a"], "b": 0.0}
+    solved = solve({"a": 3.0 * most["a"], "b": 1.0}, plan, offered=offered)
+    assert solved.plan is not None
+    assert solved.plan.rate("a") == pytest.approx(offered["a"])
+    assert solved.plan.rate("b") == pytest.approx(1.0)
+    assert solved.rates == {"a": solved.plan.rate("a"), "b": 1.0}
+    assert check(solved.plan, with_devices(at_rates(PROBLEM, solved.rates), {"k": 1})) == []
+    assert attains(solved.plan, at_rates(PROBLEM, solved.rates))
+
+
+def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
+    problem = with_application(10.0)
+    plan = plan_problem(with_devices(problem, {"k": 1}), validate=False)
+    rates = {"a": 5000.0, "b": 0.0, "both": 1.0}
+    asked = Solve(number=7, rates=rates, offered={"a": 4000.0, "both": 0.0}, current=plan, devices=ONE)
+    solved = Replanner(problem)(asked)
+    assert solved.error == ""
+    assert solved.short.startswith("the devices that are there leave unserved: a ")
+
+
 def test_devices_that_are_left_are_the_ones_used() -> None:
     plan = current({"a": 1000.0, "b": 80.0}, devices=4)
     left = FOUR[2:]

@@ -1,0 +1,64 @@
+"""Give models that nobody asks for now a place in a plan, where that costs the others nothing.
+
+A model without a place rejects its first requests, until a plan for them is in force. So a plan that is too tight for
+what idle models might be asked for still keeps as many of them as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cotenant.core.model import Kind
+from cotenant.core.plan import Device, Plan
+from cotenant.planners import Problem
+from cotenant.planners.capacity import PartitionDraft, batched_partitions, with_totals
+from cotenant.planners.local_search import attainment_shortfall, drafts_of
+
+
+def with_idle_models(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan with those models placed that have a rate (requests/s) in `problem` and no place in `plan`.
+
+    The ones with the least work come first, each in the first partition or free share that holds it without any model
+    falling further short of its attainment. Those that fit nowhere stay unserved. problem: without applications.
+    """
+    missing = [name for name, rate in problem.rates.items() if rate and not plan.rate(name)]
+    for name in sorted(missing, key=lambda name: (_work(problem, name), name)):
+        plan = _with_model(plan, problem, name) or plan
+    return with_totals(plan, problem)
+
+
+def _work(problem: Problem, name: str) -> float:
+    """Return the seconds/s for which a whole device is busy with a model's requests, one by one, on its best kind."""
+    seconds = [
+        profile.latency(1, profile.shares[-1]) for (model, _), profile in problem.profiles.items() if model == name
+    ]
+    return problem.rates[name] * min(seconds, default=0.0)
+
+
+def _with_model(plan: Plan, problem: Problem, name: str) -> Plan | None:
+    allowed = attainment_shortfall(plan, problem)
+    for index, device in enumerate(plan.devices):
+        kind = problem.kind(device.kind)
+        for drafts in _extended(device, kind, name, problem.rates[name]):
+            partitions = batched_partitions(problem, kind, drafts, full=True)
+            if partitions is None:
+                continue
+            changed = msgspec.structs.replace(device, partitions=partitions)
+            devices = (*plan.devices[:index], changed, *plan.devices[index + 1 :])
+            candidate = msgspec.structs.replace(plan, devices=devices)
+            shortfall = attainment_shortfall(candidate, problem)
+            if name not in shortfall and all(amount <= allowed.get(other, 0.0) for other, amount in shortfall.items()):
+                return candidate
+    return None
+
+
+def _extended(device: Device, kind: Kind, name: str, rate: float) -> Iterator[list[PartitionDraft]]:
+    """Yield the partitions of a device with one model more: on a free share, the smallest first, or in one of them."""
+    for share in sorted(share for share in kind.cuts if share <= device.free):
+        yield [*drafts_of(device), PartitionDraft(share, {name: rate})]
+    for index in range(len(device.partitions)):
+        drafts = drafts_of(device)
+        drafts[index].rates[name] = rate
+        yield drafts
