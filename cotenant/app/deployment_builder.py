@@ -24,6 +24,7 @@ from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors.samples import Sample
+from cotenant.profiling.machine_load import available_cores
 from cotenant.worker.ensemble import NESTED, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Config, Entry, Use, describe, scan_repository, uses_of
 
@@ -177,13 +178,12 @@ class DeploymentBuilder:
 
         All are described before any is measured: what is wrong with one is known at once.
         """
+        infos = await _describe({name: each for name, each in wanted.items() if each.platform != ENSEMBLE}, broken)
         described: dict[str, tuple[ModelInfo, KnownProfiles]] = {}
-        for name, entry in wanted.items():
-            if entry.platform != ENSEMBLE:
-                with _noted(name, broken):
-                    info = await asyncio.to_thread(describe, entry)
-                    described[name] = info, await self._profiles.look_up(entry, self._given)
-                    self._say_what_is_ignored(entry)
+        for name, info in infos.items():
+            with _noted(name, broken):
+                described[name] = info, await self._profiles.look_up(wanted[name], self._given)
+                self._say_what_is_ignored(wanted[name])
         self._found(FoundModels(tuple(wanted), dict(broken)))
         served: dict[str, ServableModel] = {}
         profiles: dict[tuple[str, str], Profile] = {}
@@ -223,6 +223,27 @@ class DeploymentBuilder:
 
     def _model_settings(self, name: str) -> ModelSettings:
         return next((model for model in self._settings.models if model.name == name), ModelSettings(name=name))
+
+
+async def _describe(entries: Entries, broken: Broken) -> dict[str, ModelInfo]:
+    """Describe models, as many at once as there are processors, since each is in memory meanwhile; note in `broken`
+    those that cannot be."""
+    few = asyncio.Semaphore(len(available_cores()))
+
+    async def one(entry: Entry) -> ModelInfo | ModelError:
+        async with few:
+            try:
+                return await asyncio.to_thread(describe, entry)
+            except ModelError as error:
+                return error
+
+    infos: dict[str, ModelInfo] = {}
+    for name, found in zip(entries, await asyncio.gather(*map(one, entries.values())), strict=True):
+        if isinstance(found, ModelError):
+            broken[name] = str(found)
+        else:
+            infos[name] = found
+    return infos
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from cotenant.app.lifecycle import check_ports, running
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.startup import Prepared
 from cotenant.cli.client import body_of, infer
-from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo
+from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo_once
 from cotenant.cli.examples import ExampleRepository, build_zoo
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
@@ -28,7 +28,7 @@ from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.loading import load_settings
 from cotenant.cli.loadtest import under_load
 from cotenant.cli.options import Duration, GrpcPort, Host, HttpPort, Json, MetricsPort, PlannerName, Scale, Seed
-from cotenant.cli.output import aside, console, print_labelled, profile_progress, show_json
+from cotenant.cli.output import aside, console, print_labelled, print_written, profile_progress, show_json
 from cotenant.cli.report_file import ReportFile, check_report
 from cotenant.cli.reports import describe_attainment, run_verdict
 from cotenant.cli.serve import show_addresses, show_deployment
@@ -38,11 +38,14 @@ from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
 from cotenant.measure.report import Report
 from cotenant.profiling.machine_load import describe_load, measure_load, slowdowns_under
+from cotenant.render.figure import check_drawable
 from cotenant.render.plan_figure import save_plan
 from cotenant.render.report import report_table
 from cotenant.render.table import table
 from cotenant.zoo import ZOO, Built
-from cotenant.zoo.answers import ExampleRequest, example_request
+
+if TYPE_CHECKING:
+    from cotenant.zoo.answers import ExampleRequest
 
 
 def demo(
@@ -62,6 +65,7 @@ def demo(
 ) -> None:
     """Build example models, profile, plan and serve them, send real requests and load, and report."""
     check_report(report)
+    check_drawable(plot)
     addresses = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     settings = load_settings(None, model_repository, planner, **addresses)
     check_ports(settings)
@@ -96,14 +100,12 @@ async def run(
                 told.append(f"Busy machine: {describe_load(load, slowdowns)}.")
                 if not json:
                     print_labelled("busy machine:", describe_load(load, slowdowns), console)
-            chosen = await asyncio.to_thread(plan_demo, described.problem, settings.planner, slowdowns)
+            chosen = await asyncio.to_thread(plan_demo_once, described.problem, settings, slowdowns)
             told.extend([*(f"Cannot be kept: {line}." for line in chosen.missed), f"{_describe_rates(chosen)}."])
             deployment = msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan)
-            save_plan(deployment.plan, plot)
             if not json:
                 _show_rates(chosen)
                 show_deployment(deployment, backend.isolation())
-                console.print(f"drawn in {plot}", highlight=False)
             return Prepared(deployment)
 
         raise_file_limit()
@@ -112,9 +114,10 @@ async def run(
                 server = await stack.enter_async_context(running(settings, backend, prepare, progress=progress))
             tune_for_latency()
             addresses = server.addresses
-            examples = {name: example_request(name, np.random.default_rng(seed)) for name in _placed(server.deployment)}
             if not json:
                 show_addresses(addresses)
+            examples = await asyncio.to_thread(_examples, server.deployment, seed)
+            if not json:
                 console.print("try:", _example(addresses, examples, plot.parent), highlight=False, soft_wrap=True)
                 await _show_answers(addresses, examples)
             result = await _load(server, addresses, examples, seconds=seconds, scale=scale, seed=seed, quiet=json)
@@ -125,6 +128,9 @@ async def run(
                 for row in result.models:
                     if not row.slo_met:
                         print_labelled("SLO violated:", describe_attainment(row), console)
+            await asyncio.to_thread(save_plan, server.deployment.plan, plot)  # once nobody waits for answers
+            if not json:
+                print_written(plot)
             if report is not None:
                 await asyncio.to_thread(report_demo, report, server.deployment, result, told)
             if keep:
@@ -184,8 +190,12 @@ def demo_settings(settings: Settings) -> Settings:
     )
 
 
-def _placed(deployment: Deployment) -> list[str]:
-    return [model.name for model in deployment.problem.models if deployment.plan.rate(model.name)]
+def _examples(deployment: Deployment, seed: int) -> dict[str, ExampleRequest]:
+    """Return an example request for each model that is placed. What they are made of takes a second to import."""
+    from cotenant.zoo.answers import example_request
+
+    placed = [model.name for model in deployment.problem.models if deployment.plan.rate(model.name)]
+    return {name: example_request(name, np.random.default_rng(seed)) for name in placed}
 
 
 def _example(addresses: Addresses, examples: dict[str, ExampleRequest], folder: Path) -> str:

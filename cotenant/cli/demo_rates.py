@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 import msgspec
 
+from cotenant.app.plan_cache import load_plan, plan_key, store_plan
 from cotenant.app.problem import work_of
+from cotenant.config import Settings
 from cotenant.core.plan import Plan
 from cotenant.core.profile import slowed_profiles
 from cotenant.core.units import show_rate, show_seconds
+from cotenant.errors import ConfigError
 from cotenant.planners import Problem
 from cotenant.planners.rates import at_scale
 from cotenant.planning import plan as plan_problem
@@ -34,18 +38,38 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
     missed: tuple[str, ...] = ()
 
 
+def plan_demo_once(problem: Problem, settings: Settings, slowdowns: Mapping[str, float]) -> DemoPlan:
+    """Plan as `plan_demo` does, or return what an earlier run of the same demo on the same machine found. settings: of
+    the server, which the problem is of."""
+    asked = (settings.planner, settings.interference, dict(slowdowns))
+    key = plan_key(problem, "demo", *asked, DEMO_WORK, FRACTIONS, TIME_LIMIT)
+    if (text := load_plan(key)) is not None:
+        with contextlib.suppress(msgspec.DecodeError, ConfigError):
+            found = msgspec.json.decode(text, type=_Found)
+            plan = Plan.from_json(bytes(found.plan))
+            scaled = at_scale(_asked(problem, slowdowns), found.fraction)
+            return DemoPlan(problem=scaled, plan=plan, fraction=found.fraction, missed=found.missed)
+    made = plan_demo(problem, settings.planner, slowdowns)
+    found = _Found(plan=msgspec.Raw(made.plan.to_json()), fraction=made.fraction, missed=made.missed)
+    store_plan(key, msgspec.json.encode(found))
+    return made
+
+
+class _Found(msgspec.Struct, forbid_unknown_fields=True):
+    """What is kept of a `DemoPlan`; the rest follows from the problem."""
+
+    plan: msgspec.Raw
+    fraction: float
+    missed: tuple[str, ...]
+
+
 def plan_demo(problem: Problem, planner: str, slowdowns: Mapping[str, float]) -> DemoPlan:
     """Plan for rates in the proportions of the problem's that take DEMO_WORK of the devices; for less where that would
     miss an SLO.
 
     slowdowns: of batches by other programs, by model.
     """
-    asked = msgspec.structs.replace(
-        at_scale(problem, DEMO_WORK / work_of(problem, problem.rates)),
-        profiles=slowed_profiles(problem.profiles, slowdowns),
-        time_limit=TIME_LIMIT,
-        bounded=False,
-    )
+    asked = _asked(problem, slowdowns)
     missed: tuple[str, ...] = ()
     for fraction in (1.0, *FRACTIONS):
         scaled = at_scale(asked, fraction)
@@ -56,6 +80,16 @@ def plan_demo(problem: Problem, planner: str, slowdowns: Mapping[str, float]) ->
         if not found:
             break
     return DemoPlan(problem=scaled, plan=plan, fraction=fraction, missed=missed)
+
+
+def _asked(problem: Problem, slowdowns: Mapping[str, float]) -> Problem:
+    """Return the problem at all of the demo's rates, with batches as slow as they are now."""
+    return msgspec.structs.replace(
+        at_scale(problem, DEMO_WORK / work_of(problem, problem.rates)),
+        profiles=slowed_profiles(problem.profiles, slowdowns),
+        time_limit=TIME_LIMIT,
+        bounded=False,
+    )
 
 
 def _missed(plan: Plan, problem: Problem) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ def in_flight(server: Served) -> Iterator[list[HTTPConnection]]:
     connections = [HTTPConnection(server.address, timeout=PATIENCE) for _ in range(2)]
     for connection in connections:
         connection.request("POST", "/v2/models/identity/infer", json.dumps(one()))
+        waiting(server)  # once that is answered, the request has been read: two that are read at once are one batch
     until(lambda: waiting(server) == 1)  # the other is a batch
     yield connections
     for connection in connections:
