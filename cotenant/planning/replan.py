@@ -100,9 +100,9 @@ class Replanner:
             if plan.unserved:
                 return _with_idle(plan, least, problem)
         larger = self._plan(problem, solve)
-        return (
-            (problem, larger) if not larger.unserved or offered == problem.rates else _with_idle(plan, least, problem)
-        )
+        if not larger.unserved or offered == problem.rates:
+            return problem, larger
+        return _with_idle(plan, least, problem)
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
