@@ -204,8 +204,9 @@ def _requested(wire: _Request) -> tuple[tuple[RequestedOutput, ...], ResponseFor
 def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInfo) -> None:
     """Raise InvalidError for an output in half precision, which JSON does not have, before the model runs."""
     for spec in info.outputs:
-        wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
-        if spec.datatype in ("FP16", "BF16") and wanted and not format_.is_binary(spec.name):
+        if spec.datatype not in ("FP16", "BF16") or format_.is_binary(spec.name):
+            continue
+        if not request.outputs or any(output.name == spec.name for output in request.outputs):
             raise InvalidError(
                 f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; ask for it with binary_data"
             )
