@@ -106,7 +106,7 @@ class ServingObserver:
 
 
 class _LaneFacts(msgspec.Struct, frozen=True):
-    """What a plan says of a lane. share: in thousandths; 0 for a lane that is in no plan any more. co_located: the other
+    """What a plan says of a lane. share: in thousandths; 0 for a lane that is in no plan any more. co_located: other
     lanes of its device, if interference between them is observed. predicted, alone: seconds of 1, 2, … rows by model,
     by the plan and as profiled without co-located models."""
 
