@@ -1,7 +1,12 @@
 """`cotenant validate --adapt`: a live server that adapts, and the same load and controller simulated.
 
-The server's event log has what its controller heard and decided. The simulated one is built alike and hears of batches
-that take as long, against their profile, as they took live.
+Two things are compared, and only the first is an invariant:
+
+- replay: a fresh controller hears what the live one heard, at the same times, from the server's event log. It has to
+  decide the same, command by command; else there is a bug, and the command fails;
+- simulation: a controller that is built alike hears what a simulated server sees under the same requests, whose batches
+  take as long, against their profile, as they took live. It decides alike where the two see alike. What is seen half a
+  second later, or solved for other rates, may well be decided otherwise: the more so the busier the machine.
 """
 
 from __future__ import annotations
@@ -41,12 +46,14 @@ BIN = 2.0  # seconds over which slowdowns are averaged
 
 class AdaptiveRunReport(msgspec.Struct, frozen=True, kw_only=True):
     """Hold one of the two runs. decisions: with seconds since the load began. plans: for each that was asked for, the
-    cause and how far the solver went, "failed" where it found none. rollouts: their outcomes."""
+    cause and how far the solver went, "failed" where it found none. rollouts: their outcomes. difference: between the
+    commands of the run and those of its replay, in words; empty where there is none, as there must be."""
 
     report: Report
     decisions: tuple[Decision, ...]
     plans: tuple[str, ...]
     rollouts: tuple[str, ...]
+    difference: str = ""
 
 
 class AdaptiveComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +65,11 @@ class AdaptiveComparison(msgspec.Struct, frozen=True, kw_only=True):
     live: AdaptiveRunReport
     simulated: AdaptiveRunReport
     slowdowns: dict[str, float]
+
+    @property
+    def replay_difference(self) -> str:
+        """Where a replay decided otherwise, in words; empty unless there is a bug."""
+        return self.live.difference or self.simulated.difference
 
     @property
     def decides_the_same(self) -> bool:
@@ -108,15 +120,19 @@ def load_steps(rates: dict[str, float], loads: Sequence[float], seconds: float) 
 def replayed(
     report: Report, built: ControllerBuilt, entries: Iterable[ControllerLine], since: float
 ) -> AdaptiveRunReport:
-    """Return what a log's controller decided from `since` on: the log has commands, and a replay has reasons."""
+    """Return what a log's controller decided from `since` on: the log has commands, and a replay has reasons. All
+    entries are replayed, and compared."""
     controller = built.controller()
     decisions: list[Decision] = []
     last: Decision | None = None
     plans: list[str] = []
     rollouts: list[str] = []
     causes: dict[int, str] = {}
+    difference = ""
     for entry in entries:
-        controller.handle(entry.event, entry.now)
+        commands = controller.handle(entry.event, entry.now)
+        if commands != entry.commands and not difference:
+            difference = f"at {entry.now - since:.1f} s: logged {entry.commands}, replayed {commands}"
         fresh = decisions_since(controller.decisions, last)
         last = fresh[-1] if fresh else last
         if entry.now < since:
@@ -128,7 +144,13 @@ def replayed(
                 plans.append(f"{causes[number]}: {'failed' if plan is None else step}")
             case RollEnded(outcome=outcome):
                 rollouts.append(str(outcome))
-    return AdaptiveRunReport(report=report, decisions=tuple(decisions), plans=tuple(plans), rollouts=tuple(rollouts))
+    return AdaptiveRunReport(
+        report=report,
+        decisions=tuple(decisions),
+        plans=tuple(plans),
+        rollouts=tuple(rollouts),
+        difference=difference,
+    )
 
 
 class ObservedSlowdowns(msgspec.Struct, frozen=True):
@@ -224,9 +246,19 @@ def adaptive_comparison_view(compared: AdaptiveComparison) -> RenderableType:
     for name, run in (("live", compared.live), ("simulated", compared.simulated)):
         for decision in run.decisions:
             decided.add_row(name, f"{decision.time:.1f} s", escape(decision.action), escape(decision.reason))
-    same = "the same decisions" if compared.decides_the_same else "other decisions"
+    return Group(rows, decided, Text(_replay_verdict(compared)), Text(_simulation_verdict(compared)))
+
+
+def _replay_verdict(compared: AdaptiveComparison) -> str:
+    if compared.replay_difference:
+        return f"Replay (the same observations): OTHER DECISIONS, which is a bug: {compared.replay_difference}"
+    return "Replay (the same observations): the same decisions, as there must be."
+
+
+def _simulation_verdict(compared: AdaptiveComparison) -> str:
     live, simulated = ("; ".join((*run.plans, *run.rollouts)) for run in (compared.live, compared.simulated))
-    return Group(rows, decided, Text(f"{same}. Live: {live or 'none'}. Simulated: {simulated or 'none'}."))
+    same = "the same decisions" if compared.decides_the_same else "other decisions, as other observations may lead to"
+    return f"Simulation (its own observations): {same}. Live: {live or 'none'}. Simulated: {simulated or 'none'}."
 
 
 def _cells(live: ModelReport, simulated: ModelReport | None, slowdown: float | None) -> list[str]:

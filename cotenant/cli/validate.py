@@ -106,6 +106,8 @@ def validate(
             show_json(compared)
         else:
             console.print(adaptive_comparison_view(compared))
+        if compared.replay_difference:
+            raise typer.Exit(1)
         return
     result = uvloop.run(compare_loads(problem, flags, scale or SCALES, duration, seed))
     if json:

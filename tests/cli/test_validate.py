@@ -11,7 +11,12 @@ import pytest
 from rich.console import Console
 
 from benchmarks.live_vs_simulated import settings
-from cotenant.cli.adaptive_validation import AdaptiveComparison, AdaptiveRunReport, adaptive_comparison_view
+from cotenant.cli.adaptive_validation import (
+    AdaptiveComparison,
+    AdaptiveRunReport,
+    adaptive_comparison_view,
+    replayed,
+)
 from cotenant.cli.served_process import complete_lines
 from cotenant.cli.validate import (
     Comparison,
@@ -23,7 +28,10 @@ from cotenant.cli.validate import (
     slowdowns,
 )
 from cotenant.config import read_settings
+from cotenant.control.adaptation import Acquire, Adopted
+from cotenant.control.controller_built import ControllerBuilt
 from cotenant.control.controller_status import Decision
+from cotenant.control.event_log import ControllerLine
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -181,6 +189,7 @@ def test_validate_compares_a_run_that_adapts_with_its_simulation(program: Progra
         assert run["plans"], "three times the rates are planned for"
         assert any(decision["action"] == "plan again" for decision in run["decisions"])
         assert all(row["attainment"] > 0.9 for row in run["report"]["models"])
+        assert run["difference"] == "", "a replay decides the same, command by command"
     assert compared["slowdowns"].keys() == {"identity", "lookup"}
 
 
@@ -196,5 +205,22 @@ def test_adaptive_comparison_shows_both_runs() -> None:
     assert "0.5, 2 × the planned rates, 30 s each" in text
     assert "× 1.25" in text
     assert "1.5 s" in text and "a is offered 200/s" in text
-    assert "other decisions. Live: rate: keep. Simulated: none." in text
+    assert "Replay (the same observations): the same decisions" in text
+    assert "Simulation (its own observations): other decisions" in text and "Live: rate: keep. Simulated: none." in text
     assert msgspec.structs.replace(compared, simulated=live).decides_the_same
+
+
+def test_replay_that_decides_otherwise_is_told_from_a_simulation_that_does() -> None:
+    report = simulate(PROBLEM, PLAN, Workload.poisson({"a": 5.0}), seconds=5.0)
+    built = ControllerBuilt(devices=tuple(device.id for device in PLAN.devices), targets={"a": 0.99})
+    adopted = Adopted(plan=PLAN, rates={"a": 5.0})
+    quiet = ControllerLine(now=0.0, event=adopted, commands=[])
+    same = replayed(report, built, [quiet], 0.0)
+    other = replayed(report, built, [quiet, ControllerLine(now=1.0, event=adopted, commands=[Acquire("k", 1)])], 0.0)
+    assert same.difference == ""
+    assert other.difference.startswith("at 1.0 s: logged [Acquire(")
+    compared = AdaptiveComparison(loads=(1.0,), seconds=5.0, live=other, simulated=same, slowdowns={})
+    assert compared.decides_the_same, "which is another matter"
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(adaptive_comparison_view(compared))
+    assert "OTHER DECISIONS, which is a bug: at 1.0 s" in shown.getvalue()
