@@ -1,12 +1,13 @@
-"""Judge a forecast of rates (Holt-Winters) against none, on public traces and on a sine.
+"""Judge forecasts of rates, a trend (the default) and Holt-Winters, against none, on public traces and on a sine.
 
     python -m benchmarks.rate_forecast [--only sine code conv functions] [--seconds 3400] [--processes 2] [--json]
 
-- error: mean absolute error of the rate forecast for the next minute (the largest of six steps of ten seconds) against
-  the largest ten seconds that came, over the mean rate; and of the rate of the last ten seconds, which is no forecast.
-- run: the controller with the forecast, without, and without but with more headroom, simulated as in
+- error: mean absolute error of the rate that Holt-Winters forecasts for the next minute (the largest of six steps of
+  ten seconds) against the largest ten seconds that came, over the mean rate; and of the rate of the last ten seconds,
+  which is no forecast.
+- run: the controller with each forecast, without, and without but with more headroom, simulated as in
   `benchmarks.traces` (four V100s of eight at the beginning, a launch takes 20 s) or, for the sine, as in
-  `benchmarks.steady`: attainment and device-seconds. The forecast knows no season of the traces, which are too short;
+  `benchmarks.steady`: attainment and device-seconds. Holt-Winters knows no season of the traces, which are too short;
   for the sine, its period is the season.
 """
 
@@ -28,7 +29,8 @@ from benchmarks.traces import LAUNCH, QUOTA, TRACES, workload
 from cotenant.control.controller import Controller
 from cotenant.control.controller_built import slo_targets
 from cotenant.control.controller_options import ControllerOptions
-from cotenant.control.rate_forecast import ForecastOptions, HoltWintersForecast
+from cotenant.control.rate_forecast import HoltWintersForecast, HoltWintersOptions
+from cotenant.control.rate_monitor import RateEstimate
 from cotenant.core.identity import DeviceId
 from cotenant.planning.replan import Replanner
 from cotenant.sim.adaptation import Adaptation
@@ -55,9 +57,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     changes: int
 
 
-def forecast_of(name: str) -> ForecastOptions:
+def forecast_of(name: str) -> HoltWintersOptions:
     """Return the options of the forecast for one load."""
-    return ForecastOptions(season=SINE_PERIOD if name == SINE else 0.0)
+    return HoltWintersOptions(season=SINE_PERIOD if name == SINE else 0.0)
 
 
 def load_of(name: str, given: Case, seconds: float, folder: Path) -> Workload:
@@ -90,7 +92,8 @@ def errors(name: str, given: Case, seconds: float) -> tuple[float, float]:
         forecast = HoltWintersForecast(options)
         skipped = values.size * (1 - 1 / PERIODS if name == SINE else WARM_UP)
         for n, value in enumerate(values[: values.size - ahead]):
-            expected = forecast.observe(round(value * options.period), options.period)
+            forecast.observe(round(value * options.period), options.period, RateEstimate(value, options.period, 1.0))
+            expected = max(value, forecast.expected(0.0))
             if n >= skipped:
                 came = float(values[n + 1 : n + 1 + ahead].max())
                 with_forecast.append(abs(expected - came))
@@ -103,9 +106,10 @@ def errors(name: str, given: Case, seconds: float) -> tuple[float, float]:
 def variants(name: str) -> dict[str, ControllerOptions]:
     """Return what is compared under one load."""
     return {
-        "none": ControllerOptions(),
-        "forecast": ControllerOptions(forecast=forecast_of(name)),
-        f"none, headroom {HEADROOM:g}": ControllerOptions(headroom=HEADROOM),
+        "none": ControllerOptions(forecast=None),
+        "trend": ControllerOptions(),
+        "Holt-Winters": ControllerOptions(forecast=forecast_of(name)),
+        f"none, headroom {HEADROOM:g}": ControllerOptions(forecast=None, headroom=HEADROOM),
     }
 
 

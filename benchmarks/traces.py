@@ -43,6 +43,7 @@ from benchmarks.steady import DEVICES, LOAD, STARTUP, Case, case
 from cotenant.config.problem import read_profiles_file
 from cotenant.control.controller import Controller
 from cotenant.control.controller_built import slo_targets
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
 from cotenant.control.scaling.concurrency import ConcurrencyScaling
 from cotenant.control.scaling.gpulet import IncrementalScaling
@@ -93,7 +94,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ours(problem: Problem, devices: tuple[DeviceId, ...]) -> ControllerMachine:
-    return Controller(devices, slo_targets(problem))
+    return Controller(devices, slo_targets(problem), ControllerOptions(launch=LAUNCH))  # as the others are told
 
 
 def _periodic(policy: Callable[[str], object], period: float) -> Maker:

@@ -11,7 +11,6 @@ import numpy as np
 
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Observed, Roll, RollEnded, Solve, Solved
 from cotenant.control.controller_built import ControllerBuilt, known_devices
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
 from cotenant.control.provider import DeviceProvider, FixedProvider
 from cotenant.control.revision import RolloutOutcome
@@ -127,7 +126,6 @@ def run_tracked(
     problem: Problem,
     environment: Problem,
     workload: Workload,
-    options: ControllerOptions,
     *,
     seconds: float,
     startup: float,
@@ -144,7 +142,7 @@ def run_tracked(
         problem,
         environment,
         plan,
-        ControllerBuilt.of(problem, plan, options).controller(),
+        ControllerBuilt.of(problem, plan).controller(),
         Replanner(problem),
         workload,
         seconds=seconds,

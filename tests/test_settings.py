@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import ModelSettings, MpsSettings, read_settings
-from cotenant.control.rate_forecast import ForecastOptions
+from cotenant.control.rate_forecast import HoltWintersOptions, TrendOptions
 from cotenant.errors import ConfigError
 
 
@@ -27,6 +27,8 @@ def test_read_settings_without_a_file_gives_defaults() -> None:
     assert settings.cuts == tuple(range(50, 1001, 50))
     assert settings.grace == 10.0
     assert settings.objective is None
+    assert settings.forecast == TrendOptions()
+    assert (settings.interference.model, settings.interference.factor) == ("margin", 1.1)
     assert settings.models == ()
 
 
@@ -89,7 +91,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         grpc_port = 9001
         log_level = "debug"
         max_queue_delay = "1ms"
-        forecast = { season = "24h", horizon = "2m" }
+        forecast = { model = "holt-winters", season = "24h", horizon = "2m" }
         cpu = { enforcement = "quota", reserve = 0, cuts = [25, 50, 100] }
 
         [[models]]
@@ -112,7 +114,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     assert (settings.host, settings.metrics_host) == ("::1", "0.0.0.0")  # noqa: S104
     assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (0, 9001, 8002)
     assert (settings.max_queue_delay, settings.log_level) == (0.001, "debug")
-    assert settings.forecast == ForecastOptions(season=86400.0, horizon=120.0, period=10.0)
+    assert settings.forecast == HoltWintersOptions(season=86400.0, horizon=120.0, period=10.0)
     assert (settings.enforcement, settings.reserve, settings.cuts) == ("quota", 0.0, (250, 500, 1000))
     assert settings.models == (
         ModelSettings(
@@ -148,7 +150,9 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("[[models]]\nname = 'a'\nmax_batch = 0", "models[0].max_batch: 0 must be at least 1"),
         ("[[models]]\nname = 'a'\npriority = 0", "models[0].priority: 0 must be at least 1, the highest priority"),
         ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s must be finite and at least 0"),
-        ("forecast.season = '15s'", "forecast.season: 15 s must be at least two periods of 10 s"),
+        ("forecast = { model = 'holt-winters', season = '15s' }", "forecast.season: 15 s must be at least two periods"),
+        ("forecast.model = 'arima'", "forecast.model: 'arima' is not known; take 'holt-winters' or 'trend'"),
+        ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or take model = "holt-winters"'),
         ("forecast.horizon = '0s'", "forecast.horizon: a target of '0s' must lie above 0"),
         ("objective = 'speed'", "objective: 'speed' is not known; take 'devices' or 'rate'"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),

@@ -22,7 +22,7 @@ from cotenant.app.startup import Prepare, prepare_deployment, telling
 from cotenant.backends import Backend
 from cotenant.config import Settings
 from cotenant.control.controller_options import ControllerOptions
-from cotenant.control.rate_forecast import HoltWintersForecast
+from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import AdaptationOptions
@@ -70,8 +70,8 @@ async def running(
     """
     check_model_control(settings)
     access, tls = read_access(settings.access), http_tls(settings.access)  # wrong files are known at once, too
-    if settings.adapt and settings.forecast is not None:
-        await asyncio.to_thread(HoltWintersForecast, settings.forecast)  # what it needs may not be installed
+    if settings.adapt:
+        await asyncio.to_thread(rate_forecast, settings.forecast)  # what it needs may not be installed
     corrections = ProfileCorrections()
     async with tracing(settings.otlp_endpoint) as tracer, _opened(settings.event_log) as log:
         server = Server(
@@ -85,7 +85,6 @@ async def running(
             log=log,
             tracer=tracer,
             no_loads=NO_LOADS[settings.model_control_mode],
-            client_memory=(settings.max_body, settings.max_memory) if settings.allow_client_shm else None,
         )
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(settings, backend, told, corrections=corrections, found=server.found)

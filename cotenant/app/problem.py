@@ -15,7 +15,7 @@ from cotenant.errors import ConfigError, ModelError
 from cotenant.live.deployment import ServableModel
 from cotenant.planners import Problem
 from cotenant.planners.applications import rates_of_models
-from cotenant.planners.front_end import FrontEnd
+from cotenant.planners.front_end import NOISE, REQUEST_LATENCY, FrontEnd
 from cotenant.predictors.fitting import with_observations
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import Ensemble
@@ -134,10 +134,12 @@ def work_of(problem: Problem, rates: Mapping[str, float]) -> float:
 
 
 def _front_end(settings: Settings, fleet: Collection[Kind]) -> FrontEnd:
-    """Return what the front end costs: the reserve is kept for it, and what it takes beyond that the models lack."""
+    """Return what serving costs beside batches: the reserve is kept for the front end, and what it takes beyond that
+    the models lack. On processors nobody is alone: the server runs there, too."""
     processors = sum(kind.processors for kind in fleet)
     reserved = processors * settings.reserve / (1 - settings.reserve)
-    return FrontEnd(reserved=reserved, processors=processors)
+    noise = NOISE if processors else 1.0
+    return FrontEnd(latency=REQUEST_LATENCY, noise=noise, reserved=reserved, processors=processors)
 
 
 def _default_slo(name: str, profiles: Sequence[Profile]) -> float:

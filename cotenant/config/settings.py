@@ -19,7 +19,7 @@ from cotenant.config.toml import (
     parse_target,
     read_text,
 )
-from cotenant.control.rate_forecast import ForecastOptions
+from cotenant.control.rate_forecast import ForecastOptions, HoltWintersOptions, TrendOptions
 from cotenant.core import units
 from cotenant.errors import ConfigError
 from cotenant.planners import PLANNERS, Objective, planner_names
@@ -28,6 +28,7 @@ Enforcement = Literal["throttle", "quota"]
 RolloutMemory = Literal["refuse", "gap", "oversubscribe"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+ForecastModel = Literal["trend", "holt-winters"]
 ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
 ModelControlMode = Literal["explicit", "poll", "none"]
@@ -87,12 +88,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need.
     adapt: whether the server plans again while it serves, for the rates and latencies that it sees. forecast: of these
-    rates; None: none.
+    rates.
     worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
     workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
-    allow_client_shm: whether callers of this machine may register shared memory.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
     access_log: write a line for each HTTP request. otlp_endpoint: URL that traces are exported to; None: no traces.
@@ -124,10 +124,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_memory: int | None
     worker_environment: tuple[str, ...]
     adapt: bool
-    forecast: ForecastOptions | None
+    forecast: ForecastOptions
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
-    allow_client_shm: bool
     max_body: int
     max_memory: int
     grace: float
@@ -142,8 +141,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Processors share caches, memory bandwidth and, where there are fewer cores than threads, cores; partitions of a GPU
-# share its second-level cache and its memory bandwidth. Instances of MIG share neither.
+# share its second-level cache and its memory bandwidth. Instances of MIG share neither. On processors every batch has
+# room for noise besides (`planners.front_end`), the server being there, too.
 MARGIN = {"model": "margin", "factor": 1.2}
+USUAL_INTERFERENCE: dict[BackendName, Any] = {"cpu": {"model": "margin", "factor": 1.1}, "mig": "none"}
 
 # The file as it is written.
 
@@ -182,9 +183,10 @@ class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ForecastEntry(msgspec.Struct, forbid_unknown_fields=True):
+    model: str = "trend"
     season: str | int | float | None = None
-    horizon: str | int | float = "60s"
-    period: str | int | float = "10s"
+    horizon: str | int | float | None = None
+    period: str | int | float | None = None
 
 
 class _TokensEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,10 +219,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     worker_memory: str | None = None
     worker_environment: tuple[str, ...] = ()
     adapt: bool = True
-    forecast: _ForecastEntry | None = None
+    forecast: _ForecastEntry = msgspec.field(default_factory=_ForecastEntry)
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
-    allow_client_shm: bool = False
     max_body: str = "64MiB"
     max_memory: str = "1GiB"
     grace: str | int | float = "10s"
@@ -253,7 +254,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         if model.name in {other.name for other in models[:i]}:
             raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
     backend = check_one_of(file.backend, BackendName, f"{place}: backend")
-    usual = "none" if backend == "mig" else MARGIN
+    usual = USUAL_INTERFERENCE.get(backend, MARGIN)
     interference = usual if file.interference is None else file.interference
     return Settings(
         model_repository=base / file.model_repository,
@@ -279,14 +280,13 @@ def read_settings(path: Path | str | None = None) -> Settings:
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
         adapt=file.adapt,
-        forecast=None if file.forecast is None else _forecast(file.forecast, f"{place}: forecast"),
+        forecast=_forecast(file.forecast, f"{place}: forecast"),
         worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),
         worker_environment=file.worker_environment,
         rollout_memory=check_one_of(file.rollout_memory, RolloutMemory, f"{place}: rollout_memory"),
         max_queue_delay=None
         if file.max_queue_delay is None
         else units.parse_seconds(str(file.max_queue_delay), f"{place}: max_queue_delay"),
-        allow_client_shm=file.allow_client_shm,
         max_body=_bytes(file.max_body, f"{place}: max_body"),
         max_memory=_bytes(file.max_memory, f"{place}: max_memory"),
         grace=units.parse_seconds(str(file.grace), f"{place}: grace"),
@@ -335,14 +335,19 @@ def _served(entry: _ServedEntry, place: str) -> ModelSettings:
 
 
 def _forecast(entry: _ForecastEntry, place: str) -> ForecastOptions:
-    period, horizon = (
-        parse_target(seconds, f"{place}.{name}")
-        for name, seconds in (("period", entry.period), ("horizon", entry.horizon))
-    )
-    season = 0.0 if entry.season is None else parse_target(entry.season, f"{place}.season")
-    if season and season < 2 * period:
-        raise ConfigError(f"{place}.season: {season:g} s must be at least two periods of {period:g} s")
-    return ForecastOptions(period=period, horizon=horizon, season=season)
+    given = {
+        name: parse_target(value, f"{place}.{name}")
+        for name, value in (("period", entry.period), ("horizon", entry.horizon), ("season", entry.season))
+        if value is not None
+    }
+    if check_one_of(entry.model, ForecastModel, f"{place}.model") == "trend":
+        if given:
+            raise ConfigError(f'{place}.{min(given)}: a trend has none; leave it out, or take model = "holt-winters"')
+        return TrendOptions()
+    options = HoltWintersOptions(**given)
+    if options.season and options.season < 2 * options.period:
+        raise ConfigError(f"{place}.season: {options.season:g} s must be at least two periods of {options.period:g} s")
+    return options
 
 
 def _mps(entry: _MpsEntry, base: Path, place: str) -> MpsSettings:

@@ -153,7 +153,8 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     much longer batches take than profiled, for reasons that no profile or predictor knows, by model; 1 where a model is
     missing. current: the plan in force. devices: those that are there. launching: by kind, how many more are on their
     way. step: the first to try. fill: use all devices, for the largest multiple of the rates that they serve, instead
-    of the fewest that serve the rates. cause, reason: why, for programs and for people.
+    of the fewest that serve the rates. bursts: the rates are those of bursts, between which next to nothing is offered:
+    the fewest devices give them all that they have. cause, reason: why, for programs and for people.
     """
 
     number: int
@@ -165,6 +166,7 @@ class Solve(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     launching: dict[str, int] = {}
     step: SolveStep = SolveStep.KEEP
     fill: bool = False
+    bursts: bool = False
     cause: Cause = Cause.RATE
     reason: str = ""
 

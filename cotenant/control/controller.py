@@ -7,8 +7,8 @@ one of either is under way, and what happens meanwhile is judged once it has end
 A plan is made anew for one of these reasons, the first that holds:
 
 - a device that it uses is gone, or one that was launched for it is there;
-- a model is offered more than its plan sustains, beyond chance (`RateMonitor`), or is forecast to be, where that is
-  wanted (`RateForecast`);
+- a model is offered more than its plan sustains, beyond chance (`RateMonitor`), or is forecast to be before another
+  plan could be in force (`RateForecast`, `LeadTime`);
 - batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
 - an SLO is missed though neither is the case: then its model is planned for with more headroom;
 - rates have been lower for a whole cool-down, and fewer devices might do, or serve what was short.
@@ -45,6 +45,7 @@ from cotenant.control.adaptation import (
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import ControllerStatus, Decision, ModelState
 from cotenant.control.cooldown import Cooldown
+from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.slowdown_monitor import SlowdownMonitor
@@ -89,6 +90,7 @@ class Controller:
         self.options = options or ControllerOptions()
         self._targets = dict(targets)
         self._devices = dict.fromkeys(devices)
+        self._releasing: set[DeviceId] = set()  # that have been given back, and are not gone yet
         self._launching: Counter[str] = Counter()
         self._wanted_devices: dict[str, int] | None = None  # by kind, as the last solution has it
         self._plan: Plan | None = None
@@ -101,6 +103,8 @@ class Controller:
         self._foreign_load: float | None = None
         self._interrupted = False  # a worker was away when something was last observed
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
+        self._lead = LeadTime(self.options.launch)
+        self._asked_at = 0.0  # when the plan was asked for that is under way
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
         self._numbers = 0
@@ -124,10 +128,11 @@ class Controller:
             case RollEnded():
                 self._roll_ended(event, now, commands)
             case DevicesFound(devices):
-                self._found(devices)
+                self._found(devices, now)
             case DevicesGone(devices, reason):
                 self._gone(devices, reason)
             case AcquisitionFailed(kind, count, reason):
+                self._lead.failed(kind, count)
                 self._launching[kind] = max(0, self._launching[kind] - count)
                 self._fail(now, f"{count} x {kind} cannot be had", reason)
         if self._solving is None and self._rolling is None and self._plan is not None:
@@ -143,13 +148,15 @@ class Controller:
 
     def _observe(self, seen: Observed, now: float) -> None:
         self._foreign_load = seen.foreign_load
+        # What is planned now has to do until the plan after it is in force.
+        ahead = self._lead.total + self._lead.plan
         # Whatever is late while a worker is away, and as long again, is no fault of the plan's.
         undisturbed = not (seen.interrupted or self._interrupted)
         self._interrupted = seen.interrupted
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
-            watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds)
-            watch.raise_peak(now, watch.demand, now - self._cooldown.seconds)
+            watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds, ahead)
+            watch.raise_peak(now, watch.demand, now - self._cooldown_seconds)
             if undisturbed:
                 watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
                 watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
@@ -185,16 +192,17 @@ class Controller:
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
             # What was expected is believed for a cool-down.
-            self._watch(name).raise_peak(now, rate, now - self._cooldown.seconds)
+            self._watch(name).raise_peak(now, rate, now - self._cooldown_seconds)
         for name, factor in adopted.corrections.items():
             self._watch(name).profile.factor = factor
         self._forget_latencies()
 
-    def _found(self, devices: tuple[DeviceId, ...]) -> None:
+    def _found(self, devices: tuple[DeviceId, ...], now: float) -> None:
         fresh = [device for device in dict.fromkeys(devices) if device not in self._devices]
         for device in fresh:
             self._devices[device] = None
             self._launching[device.kind] = max(0, self._launching[device.kind] - 1)
+            self._lead.found(device.kind, now)
         if fresh:
             self._urgent = f"{', '.join(fresh)} can be used"
 
@@ -203,6 +211,7 @@ class Controller:
         gone = [device for device in dict.fromkeys(devices) if device in self._devices]
         for device in gone:
             del self._devices[device]
+            self._releasing.discard(device)
         if used & set(gone):
             self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
 
@@ -238,11 +247,17 @@ class Controller:
     def _exceeds(self, name: str, watch: ModelWatch) -> bool:
         threshold = self.options.changed_threshold if watch.estimate.changed else self.options.threshold
         limit = self._limit(name) * (1 + self.options.tolerance)
-        return watch.expected > limit or watch.estimate.exceeds(limit, threshold)
+        return max(watch.expected, watch.bursts.needed) > limit or watch.estimate.exceeds(limit, threshold)
 
     def _limit(self, name: str) -> float:
         """Return the requests/s up to which the plan in force serves a model, or was made for."""
         return max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
+
+    @property
+    def _cooldown_seconds(self) -> float:
+        """Seconds for which devices are kept that are not needed: longer where others take long to come."""
+        launching = min(self.options.keep_launches * self._lead.launch, self.options.longest_cooldown)
+        return max(self._cooldown.seconds, launching)
 
     def _drift_matters(self, name: str) -> bool:
         """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
@@ -254,7 +269,7 @@ class Controller:
         if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not self._short:
             return False
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
-        since = now - (self.options.short_cooldown if self._short else self._cooldown.seconds)
+        since = now - (self.options.short_cooldown if self._short else self._cooldown_seconds)
         peaks = {name: self._peak(name, since) for name in planned}
         lower = sum(peaks.values()) < (1 - self.options.fall) * sum(planned.values())
         return lower or any(peak < (1 - 2 * self.options.fall) * planned[name] for name, peak in peaks.items())
@@ -270,17 +285,18 @@ class Controller:
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
-            rates={name: self._peak(name, now - self._cooldown.seconds) for name in names},
+            rates={name: self._peak(name, now - self._cooldown_seconds) for name in names},
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
-            devices=tuple(sorted(self._devices)),
+            devices=tuple(sorted(self._devices.keys() - self._releasing)),
             launching={kind: count for kind, count in sorted(self._launching.items()) if count},
             step=need.step,
+            bursts=any(watch.bursts.needed for watch in self._watches.values()),
             cause=need.cause,
             reason=need.reason,
         )
-        self._solving = solve
+        self._solving, self._asked_at = solve, now
         self._note(now, "plan again", need.reason)
         commands.append(solve)
 
@@ -368,6 +384,7 @@ class Controller:
             again = ended.outcome in (RolloutOutcome.OUTDATED, RolloutOutcome.SUPERSEDED)
             self._fail(now, f"the rollout was {ended.outcome}", ended.reason, again=again)
             return
+        self._lead.in_force(self._asked_at, now)
         self._plan = under_way.solved.plan
         self._in_force(under_way.asked, under_way.solved, now)
         self._forget_latencies()
@@ -390,13 +407,14 @@ class Controller:
     # Devices
 
     def _acquire(self, now: float, commands: list[ControllerCommand]) -> None:
-        there = Counter(device.kind for device in self._devices)
+        there = Counter(device.kind for device in self._devices.keys() - self._releasing)
         for kind, count in sorted((self._wanted_devices or {}).items()):
             missing = count - there[kind] - self._launching[kind]
             if missing > 0:
                 self._launching[kind] += missing
                 self._note(now, f"acquire {missing} x {kind}", "the rates need them")
                 self._cooldown.wanted(now)
+                self._lead.acquired(kind, missing, now)
                 commands.append(Acquire(kind, missing))
 
     def _release(self, now: float, commands: list[ControllerCommand]) -> None:
@@ -404,15 +422,17 @@ class Controller:
         if self._wanted_devices is None or self._plan is None:
             return
         used = {device.id for device in self._plan.devices}
-        there = Counter(device.kind for device in self._devices)
+        kept = self._devices.keys() - self._releasing
+        there = Counter(device.kind for device in kept)
         surplus = []
-        for device in sorted(self._devices, reverse=True):
+        for device in sorted(kept, reverse=True):
             if device not in used and there[device.kind] > self._wanted_devices.get(device.kind, 0):
                 there[device.kind] -= 1
                 surplus.append(device)
         if surplus:
             self._note(now, f"release {', '.join(surplus)}", "the rates do not need them")
             self._cooldown.released(now)
+            self._releasing.update(surplus)
             commands.append(Release(tuple(surplus)))
 
     # For people
@@ -468,6 +488,7 @@ class Controller:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         assert self._solving is None or self._rolling is None
         assert all(count >= 0 for count in self._launching.values())
+        assert self._releasing <= self._devices.keys()
 
 
 def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:

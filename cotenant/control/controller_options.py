@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.control.rate_forecast import ForecastOptions
+from cotenant.control.burst_monitor import BurstOptions
+from cotenant.control.rate_forecast import ForecastOptions, TrendOptions
 from cotenant.control.rate_monitor import RateOptions
 from cotenant.control.slowdown_monitor import SlowdownOptions
 
@@ -14,14 +15,14 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
     least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed. ahead:
-    for which a rising rate is extrapolated. idle_rate: requests/s that a model is planned for that is hardly used.
+    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
+    idle_rate: requests/s that a model is planned for that is hardly used.
     settle: after a change, until the next. cooldown: for which rates must be lower before devices are released; it
     grows up to longest_cooldown while devices are wanted again soon after. fall: part of the planned rates by which
     rates must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
     correct_batches: of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other
     programs use on a quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
-    forecast: of rates, beside their trend; None: none.
+    forecast: of rates; None: none.
     """
 
     headroom: float = 1.2
@@ -29,7 +30,6 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: float = 0.02
     threshold: float = 10.0
     changed_threshold: float = 2.0
-    ahead: float = 0.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0
@@ -41,6 +41,9 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     correct_batches: int = 200
     short_cooldown: float = 10.0
     quiet: float = 0.05
+    launch: float = 0.0
+    keep_launches: float = 15.0
     rates: RateOptions = RateOptions()
+    bursts: BurstOptions = BurstOptions()
     slowdowns: SlowdownOptions = SlowdownOptions()
-    forecast: ForecastOptions | None = None
+    forecast: ForecastOptions | None = TrendOptions()

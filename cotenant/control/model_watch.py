@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from cotenant.control.attainment_monitor import AttainmentMonitor
+from cotenant.control.burst_monitor import BurstMonitor
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.profile_monitor import ProfileMonitor
-from cotenant.control.rate_forecast import HoltWintersForecast
+from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
 from cotenant.control.slowdown_monitor import SlowdownMonitor
-from cotenant.control.trend import Trend
 
 MAX_HEADROOM = 2.0  # factor on an estimated rate
-FORECAST_MARGIN = 1.1  # times an estimated rate, beyond which a forecast says anything
+BURST_HEADROOM = 1.05  # factor on what bursts need, which changes with each of them
 
 
 class ModelWatch:
@@ -22,7 +22,8 @@ class ModelWatch:
     def __init__(self, options: ControllerOptions) -> None:
         self.estimate = RateEstimate(0.0, 0.0, 1.0)
         self.rate = RateMonitor(options.rates)
-        self._forecast = None if options.forecast is None else HoltWintersForecast(options.forecast)
+        self.bursts = BurstMonitor(options.bursts)
+        self._forecast = None if options.forecast is None else rate_forecast(options.forecast)
         self.slowdown = SlowdownMonitor(options.slowdowns)
         self.attainment = AttainmentMonitor()
         self.profile = ProfileMonitor(
@@ -30,28 +31,33 @@ class ModelWatch:
         )
         self.expected = 0.0  # requests/s when a plan that is made now will be in force; 0 where no rise is seen
         self.headroom = options.headroom
-        self._trend = Trend(options.ahead)
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
 
-    def observe_arrivals(self, count: int, seconds: float) -> None:
-        """Take the requests that arrived in the last interval. seconds: its length, above 0."""
-        self.estimate = self.rate.observe(count, seconds)
-        self.expected = self._trend.observe(count, seconds, self.estimate.dispersion)
+    def observe_arrivals(self, count: int, seconds: float, ahead: float) -> None:
+        """Take the requests that arrived in the last interval. seconds: its length, above 0. ahead: seconds for which
+        what is planned now has to do."""
+        self.bursts.observe(count, seconds)
+        self.estimate = self.rate.observe(count, seconds, self.bursts.dispersion)
         if self._forecast is not None:
-            forecast = min(self._forecast.observe(count, seconds), MAX_HEADROOM * self.estimate.rate)
-            if forecast > FORECAST_MARGIN * self.estimate.rate:
-                self.expected = max(self.expected, forecast)
+            self._forecast.observe(count, seconds, self.estimate)
+            # Where requests come in bursts, a rise is one of them.
+            self.expected = self._forecast.expected(ahead) if not self.bursts.needed else 0.0
 
     @property
     def demand(self) -> float:
         """The requests/s to plan for."""
         rate = self.estimate.rate
+        if self.bursts.needed:
+            return max(rate, self.bursts.needed * BURST_HEADROOM)
         uncertain = rate + self._deviations * self.estimate.deviation
         return max(min(max(rate * self.headroom, uncertain), MAX_HEADROOM * rate), self.expected * self.headroom)
 
     def peak(self, since: float) -> float:
-        """Return the largest rate that was wanted since then."""
+        """Return the largest rate that was wanted since then; what bursts need is wanted for as long as they are
+        remembered, and no more than that."""
+        if self.bursts.needed:
+            return self.demand
         return next((rate for time, rate in self._peaks if time >= since), 0.0)
 
     def raise_peak(self, now: float, rate: float, since: float) -> None:

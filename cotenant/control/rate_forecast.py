@@ -1,24 +1,39 @@
-"""Forecast the rates of requests, so that a plan for more is there before they have come: an option.
+"""Forecast the rate of requests for the moment at which a plan that is made now will be in force.
 
-Behind the seam `RateForecast` is Holt-Winters' exponential smoothing of river, updated value by value in constant time;
-fitting anew by least squares would take longer than a decision may.
+Behind the seam `RateForecast` are two models: `TrendForecast` continues a rise along its line, and is the default;
+`HoltWintersForecast` smooths level, trend and season exponentially, by river, value by value in constant time; fitting
+anew by least squares would take longer than a decision may.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import Any, Protocol
 
 import msgspec
 
+from cotenant.control.rate_monitor import RateEstimate
 from cotenant.errors import ConfigError
 
-MIN_VALUES = 10  # values before anything is forecast, at least
+MIN_VALUES = 10  # values before Holt-Winters says anything, at least
 MIN_RATE = 1e-3  # requests/s, which no factor of a season can make 0
+# Holt-Winters knows no chance: what it says counts where it is so many times the estimated rate, and at most so many.
+MARGIN, LIMIT = 1.1, 2.0
 
 
-class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """period: seconds of which one value is the mean. horizon: seconds ahead. season: seconds after which rates repeat;
-    0: they do not, and their trend alone is followed. level, trend, seasonal: smoothing factors from 0 to 1."""
+class TrendOptions(msgspec.Struct, frozen=True, kw_only=True, tag="trend"):
+    """window: seconds, from one half of which to the other a rate rises. deviations: standard deviations of the
+    difference between the halves that chance may account for."""
+
+    window: float = 40.0
+    deviations: float = 5.0
+
+
+class HoltWintersOptions(msgspec.Struct, frozen=True, kw_only=True, tag="holt-winters"):
+    """period: seconds of which one value is the mean. horizon: seconds to look ahead at least. season: seconds after
+    which rates repeat; 0: they do not, and their trend alone is followed. level, trend, seasonal: smoothing factors
+    from 0 to 1."""
 
     period: float = 10.0
     horizon: float = 60.0
@@ -28,42 +43,102 @@ class ForecastOptions(msgspec.Struct, frozen=True, kw_only=True):
     seasonal: float = 0.3
 
 
+ForecastOptions = TrendOptions | HoltWintersOptions
+
+
 class RateForecast(Protocol):
     """Predict the rate of one model from counts of successive intervals."""
 
-    def observe(self, count: int, seconds: float) -> float:
-        """Count the requests of the next interval, of so many seconds; return the largest rate expected within the
-        horizon, 0 where nothing can be said yet."""
+    def observe(self, count: int, seconds: float, estimate: RateEstimate) -> None:
+        """Count the requests of the next interval. seconds: its length, above 0. estimate: of the rate now."""
         ...
+
+    def expected(self, ahead: float) -> float:
+        """Return the largest rate that is expected within so many seconds; 0 where it is not expected to rise."""
+        ...
+
+
+def rate_forecast(options: ForecastOptions) -> RateForecast:
+    """Make the forecast of one model. Raises ConfigError where what it needs is not installed."""
+    return TrendForecast(options) if isinstance(options, TrendOptions) else HoltWintersForecast(options)
+
+
+class TrendForecast:
+    """Continue a rate that rises beyond chance along the line through both halves of a window of recent seconds.
+
+    A rate that falls is not continued: plans for lower rates can wait.
+    """
+
+    def __init__(self, options: TrendOptions | None = None) -> None:
+        self._options = options or TrendOptions()
+        self._counts: deque[tuple[float, int]] = deque()  # seconds and requests of each interval
+        self._seconds = 0.0
+        self._rate = self._slope = 0.0  # requests/s now, and requests/s in a second; 0 where it does not rise
+
+    def observe(self, count: int, seconds: float, estimate: RateEstimate) -> None:
+        """See `RateForecast`."""
+        window = self._options.window
+        self._counts.append((seconds, count))
+        self._seconds += seconds
+        while self._seconds - self._counts[0][0] >= window:
+            self._seconds -= self._counts.popleft()[0]
+        self._rate = self._slope = 0.0
+        if self._seconds >= window - seconds / 2:
+            self._fit(estimate.dispersion)
+
+    def expected(self, ahead: float) -> float:
+        """See `RateForecast`."""
+        seen_for = self._options.window  # a line is continued for no longer
+        return self._rate + self._slope * min(ahead, seen_for)
+
+    def _fit(self, dispersion: float) -> None:
+        half, passed, earlier, total = self._seconds / 2, 0.0, 0, 0
+        for seconds, count in self._counts:
+            passed += seconds
+            total += count
+            if passed <= half * (1 + 1e-9):
+                earlier = total
+        rise = total - 2 * earlier
+        if rise > self._options.deviations * math.sqrt(total * dispersion):
+            self._slope = rise / half**2
+            self._rate = (total - earlier) / half + self._slope * half / 2
 
 
 class HoltWintersForecast:
     """Smooth level, trend and season. Raises ConfigError where river is not installed."""
 
-    def __init__(self, options: ForecastOptions) -> None:
+    def __init__(self, options: HoltWintersOptions) -> None:
         self._options = options
         values = round(options.season / options.period)
         self._needed = max(MIN_VALUES, 2 * values)
-        self._ahead = max(1, round(options.horizon / options.period))
         self._smoothing = _holt_winters(options, values)
         self._count, self._seconds, self._values = 0, 0.0, 0
-        self._expected = 0.0
+        self._estimate = RateEstimate(0.0, 0.0, 1.0)
+        self._rates: list[float] = []  # of the values to come, as far as was asked since the last one came
 
-    def observe(self, count: int, seconds: float) -> float:
+    def observe(self, count: int, seconds: float, estimate: RateEstimate) -> None:
         """See `RateForecast`."""
+        self._estimate = estimate
         self._count += count
         self._seconds += seconds
         if self._seconds < self._options.period:
-            return self._expected
+            return
         self._smoothing.learn_one(max(self._count / self._seconds, MIN_RATE))
-        self._count, self._seconds = 0, 0.0
+        self._count, self._seconds, self._rates = 0, 0.0, []
         self._values += 1
-        if self._values >= self._needed:
-            self._expected = max(0.0, *self._smoothing.forecast(self._ahead))
-        return self._expected
+
+    def expected(self, ahead: float) -> float:
+        """See `RateForecast`."""
+        if self._values < self._needed:
+            return 0.0
+        steps = max(1, round(max(ahead, self._options.horizon) / self._options.period))
+        if len(self._rates) < steps:
+            self._rates = self._smoothing.forecast(steps)
+        rate = max(self._rates[:steps])
+        return min(rate, LIMIT * self._estimate.rate) if rate > MARGIN * self._estimate.rate else 0.0
 
 
-def _holt_winters(options: ForecastOptions, values: int) -> Any:
+def _holt_winters(options: HoltWintersOptions, values: int) -> Any:
     try:
         from river import time_series
     except ImportError:

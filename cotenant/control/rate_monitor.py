@@ -60,12 +60,13 @@ class RateMonitor:
         self._counts: deque[int] = deque(maxlen=self._options.dispersion_intervals)
         # Seconds and requests before the end of each interval of the window, the first being its beginning.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
-        self._dispersion = 1.0
+        self._dispersion = self._recent_dispersion = 1.0
         self._changed = False
         self._observations = 0
 
-    def observe(self, count: int, seconds: float) -> RateEstimate:
-        """Count the requests of the next interval; return the estimate now. seconds: its length, above 0."""
+    def observe(self, count: int, seconds: float, dispersion: float = 1.0) -> RateEstimate:
+        """Count the requests of the next interval; return the estimate now. seconds: its length, above 0. dispersion:
+        that is known from longer ago, which is the least."""
         self._counts.append(count)
         last_time, last_total = self._ends[-1]
         self._ends.append((last_time + seconds, last_total + count))
@@ -73,7 +74,8 @@ class RateMonitor:
             self._ends.popleft()
             self._changed = False
         if self._observations % DISPERSION_EVERY == 0:
-            self._dispersion = _dispersion(list(self._counts))
+            self._recent_dispersion = _dispersion(list(self._counts))
+        self._dispersion = max(self._recent_dispersion, dispersion)
         self._observations += 1
         self._forget_before_change()
         (begin, before), (end, total) = self._ends[0], self._ends[-1]

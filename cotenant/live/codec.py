@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
-from cotenant.errors import InvalidError, MalformedError
+from cotenant.errors import InvalidError, MalformedError, UnsupportedError
 from cotenant.live.limits import MAX_ELEMENTS, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
@@ -27,13 +27,11 @@ from cotenant.live.oip import (
     check_request,
     check_size,
     pack_strings,
-    read_shared,
     requested_outputs,
     scheduling,
     to_values,
     unpack_strings,
 )
-from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedMemoryNamedError
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -44,8 +42,6 @@ class _TensorParameters(msgspec.Struct):
     binary_data: bool | None = None
     classification: Size = 0
     shared_memory_region: str | None = None
-    shared_memory_offset: Size = 0
-    shared_memory_byte_size: Size = 0
 
 
 class InputTensor(msgspec.Struct):
@@ -74,7 +70,7 @@ class _ResponseTensor(msgspec.Struct, omit_defaults=True):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: dict[str, int | str] | None = None
+    parameters: dict[str, int] | None = None
     data: Sequence[Any] | None = None
 
 
@@ -86,12 +82,10 @@ class _Response(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Which outputs a caller wants in binary: those of `by_name`, and `binary` for all others; and which in shared
-    memory: those of `regions`."""
+    """Which outputs a caller wants in binary: those of `by_name`, and `binary` for all others."""
 
     binary: bool = False
     by_name: dict[str, bool] = {}
-    regions: dict[str, OutputRegion] = {}
 
     def is_binary(self, name: str) -> bool:
         return self.by_name.get(name, self.binary)
@@ -114,20 +108,12 @@ _flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
 
 
 def decode(
-    body: Data,
-    info: ModelInfo,
-    *,
-    header: int | None = None,
-    block: object | None = None,
-    start: int = 0,
-    shared: SharedMemory | None = None,
+    body: Data, info: ModelInfo, *, header: int | None = None, block: object | None = None, start: int = 0
 ) -> tuple[InferRequest, ResponseFormat]:
     """Return a request for a model, checked against it, and the format of its response.
 
     header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
-    workers share, if the body lies there, and at which byte. shared: what callers have registered. Raises
-    MalformedError, InvalidError, UnavailableError, and SharedMemoryNamedError for a tensor in shared memory where none
-    is given.
+    workers share, if the body lies there, and at which byte. Raises MalformedError, InvalidError, UnsupportedError.
     """
     if header is None:
         wire, tail = _parse(body), None
@@ -139,7 +125,7 @@ def decode(
         view = memoryview(body)
         wire, tail = _parse(view[:header]), view[header:]
     # Before any data are read: what reading them may cost is bounded by what the model takes.
-    outputs, format_ = _requested(wire, shared) if wire.outputs or wire.parameters else ((), _JSON)
+    outputs, format_ = _requested(wire) if wire.outputs or wire.parameters else ((), _JSON)
     check_request(info, wire.inputs, outputs)
     position = 0
     inputs = []
@@ -147,8 +133,7 @@ def decode(
         size = None
         if given.parameters is not None:
             if given.parameters.shared_memory_region is not None:
-                inputs.append(_shared_input(given, given.parameters, shared))
-                continue
+                raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
             size = given.parameters.binary_data_size
         if size is None:
             inputs.append(read_tensor(given))
@@ -190,15 +175,7 @@ def _parse(text: Data) -> _Request:
         raise MalformedError(_TOO_DEEP) from None
 
 
-def _shared_input(given: InputTensor, parameters: _TensorParameters, shared: SharedMemory | None) -> Tensor:
-    """Return an input that lies in shared memory."""
-    region, offset = parameters.shared_memory_region, parameters.shared_memory_offset
-    if shared is None or region is None:
-        raise SharedMemoryNamedError
-    return read_shared(shared, given, region, offset, parameters.shared_memory_byte_size)
-
-
-def _requested(wire: _Request, shared: SharedMemory | None) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
+def _requested(wire: _Request) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
     """Return the outputs that a caller asks for, and their format."""
     format_ = _JSON
     parameters = wire.parameters
@@ -220,29 +197,15 @@ def _requested(wire: _Request, shared: SharedMemory | None) -> tuple[tuple[Reque
         if own:
             format_ = ResponseFormat(format_.binary, own)
         if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
-            format_ = msgspec.structs.replace(format_, regions=_output_regions(wire.outputs, shared))
+            raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
     return outputs, format_
-
-
-def _output_regions(outputs: Sequence[_Output], shared: SharedMemory | None) -> dict[str, OutputRegion]:
-    if shared is None:
-        raise SharedMemoryNamedError
-    regions: dict[str, OutputRegion] = {}
-    for output in outputs:
-        own = output.parameters
-        if own is not None and own.shared_memory_region is not None:
-            regions[output.name] = shared.output(
-                own.shared_memory_region, own.shared_memory_offset, own.shared_memory_byte_size
-            )
-    return regions
 
 
 def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInfo) -> None:
     """Raise InvalidError for an output in half precision, which JSON does not have, before the model runs."""
     for spec in info.outputs:
-        if spec.datatype not in ("FP16", "BF16") or format_.is_binary(spec.name) or spec.name in format_.regions:
-            continue
-        if not request.outputs or any(output.name == spec.name for output in request.outputs):
+        wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
+        if spec.datatype in ("FP16", "BF16") and wanted and not format_.is_binary(spec.name):
             raise InvalidError(
                 f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; ask for it with binary_data"
             )
@@ -343,16 +306,7 @@ def encode(
     """
     outputs, tail = [], []
     for tensor in requested_outputs(request, response, info):
-        if format_.regions and tensor.name in format_.regions:
-            region = format_.regions[tensor.name]
-            region.write(tensor.data)
-            where: dict[str, int | str] = {
-                "shared_memory_region": region.name,
-                "shared_memory_offset": region.offset,
-                "shared_memory_byte_size": len(tensor.data),
-            }
-            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, where))
-        elif format_.is_binary(tensor.name):
+        if format_.is_binary(tensor.name):
             tail.append(tensor.data)
             outputs.append(
                 _ResponseTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})

@@ -1,4 +1,4 @@
-"""Plan no more than the server's front end can read, and leave it the processors that it takes."""
+"""Plan no more than the server's front end can read, and leave room for what serving costs beside the batches."""
 
 from __future__ import annotations
 
@@ -22,32 +22,67 @@ Solve = Callable[[Problem], Plan]
 def plan_with_front_end(solve: Solve, problem: Problem, front_end: FrontEnd) -> Plan:
     """Return the plan of `solve` for as much of the rates as the front end can read; the rest is unserved.
 
-    What the front end takes beyond its reserve makes batches longer: plans are made for such batches, and stated with
-    the latencies of the problem.
+    Plans are made for shorter targets, since a request passes through the front end, and for batches that take longer:
+    by noise, and by the processors that the front end takes beyond its reserve. They are stated with the targets and
+    latencies of the problem. Where that leaves a model without any place, the plan does without this room: better
+    tight than not at all.
     """
+    made = _planned(solve, problem, front_end)
+    if any(rate and not made.rate(name) for name, rate in made.unserved.items()):
+        tight = _planned(solve, problem, msgspec.structs.replace(front_end, latency=0.0, noise=1.0))
+        if sum(tight.unserved.values()) < sum(made.unserved.values()):
+            return tight
+    return made
+
+
+def _planned(solve: Solve, problem: Problem, front_end: FrontEnd) -> Plan:
     total = sum(problem.rates.values())
     if total == 0:
-        return solve(problem)
+        return _with_room(solve, problem, front_end, 0.0)
     limit = front_end.max_rate / total
     if problem.objective == "devices":
         readable = problem if limit >= 1 else at_scale(problem, limit)
-        return with_totals(_slowed(solve, readable, front_end.slowdown(total * min(limit, 1.0))), problem)
-    made = solve(problem)
+        return _totalled(_with_room(solve, readable, front_end, total * min(limit, 1.0)), problem)
+    made = _with_room(solve, problem, front_end, 0.0)
     if made.scale > limit:
-        made = _slowed(solve, at_scale(problem, limit), front_end.slowdown(front_end.max_rate))
-        return msgspec.structs.replace(with_totals(made, problem), objective="rate", bound=limit)
-    if (slowdown := front_end.slowdown(total * made.scale)) == 1.0:
+        made = _with_room(solve, at_scale(problem, limit), front_end, front_end.max_rate)
+        return msgspec.structs.replace(_totalled(made, problem), objective="rate", bound=limit)
+    if front_end.slowdown(total * made.scale) == front_end.noise:
         return made
-    return with_totals(_slowed(solve, problem, slowdown), problem)
+    return _totalled(_with_room(solve, problem, front_end, total * made.scale), problem)
 
 
-def _slowed(solve: Solve, problem: Problem, slowdown: float) -> Plan:
-    """Return the plan for batches that take so many times as long, stated with the latencies of the problem."""
-    if slowdown == 1.0:
+def _totalled(made: Plan, problem: Problem) -> Plan:
+    return with_totals(made, without_applications(problem, made.split))
+
+
+def _with_room(solve: Solve, problem: Problem, front_end: FrontEnd, rate: float) -> Plan:
+    """Return the plan that leaves room for the front end at so many requests/s, stated without that room."""
+    if front_end.slowdown(rate) == 1.0 and not front_end.latency:
         return solve(problem)
-    models = {model.name: slowdown for model in problem.models}
-    made = solve(msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, models)))
+    made = solve(_with_less(problem, front_end, rate))
     stated = with_same_batches(made, without_applications(problem, made.split))
     if stated is None:
         raise PlanError("batches that are faster than planned miss a target: the interference predictor is at fault")
     return stated
+
+
+def _with_less(problem: Problem, front_end: FrontEnd, rate: float) -> Problem:
+    """Return the problem with what the front end leaves of targets and processors at so many requests/s."""
+    slowdown = front_end.slowdown(rate)
+    return msgspec.structs.replace(
+        problem,
+        profiles=slowed_profiles(problem.profiles, {model.name: slowdown for model in problem.models}),
+        models=tuple(msgspec.structs.replace(model, slo=front_end.target(model.slo)) for model in problem.models),
+        applications=tuple(
+            msgspec.structs.replace(application, slo=front_end.target(application.slo))
+            for application in problem.applications
+        ),
+    )
+
+
+def planned_problem(problem: Problem) -> Problem:
+    """Return the problem that planners see: with what the front end leaves, where there is one."""
+    if problem.front_end is None:
+        return problem
+    return _with_less(problem, problem.front_end, sum(problem.rates.values()))

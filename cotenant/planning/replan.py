@@ -23,9 +23,11 @@ from cotenant.planners.applications import carried_rates, overlong_paths, slo_of
 from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
+from cotenant.planners.geometry import may_serve
 from cotenant.planners.idle_models import with_idle_models
 from cotenant.planners.local_search import rebatched_plan
 from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
+from cotenant.planning.front_end import planned_problem
 from cotenant.planning.pipeline import plan as plan_problem
 
 # Multiples of the rates at which a plan is forecast, to tell how far it carries.
@@ -89,20 +91,38 @@ class Replanner:
 
     def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
         """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now,
-        with what nobody asks for now as far as there is room. With it the problem that it solves.
+        with what nobody asks for now as far as there is room, or for as much of those of bursts as there is. With it
+        the problem that it solves.
 
-        The plan for less comes first: to find out that a plan is impossible takes longest.
+        To find out that a plan is impossible takes longest. So none is searched for where the relaxation tells, and the
+        plan for less comes first where batches have become slower, since then even that may be impossible.
         """
         offered = {name: min(rate, solve.offered.get(name, rate)) for name, rate in problem.rates.items()}
-        least = at_rates(problem, offered)
-        if offered != problem.rates:
-            plan = self._plan(least, solve)
-            if plan.unserved:
-                return _with_idle(plan, least, problem)
-        larger = self._plan(problem, solve)
-        if not larger.unserved or offered == problem.rates:
+        least, smaller = at_rates(problem, offered), None
+        if solve.slowdowns and offered != problem.rates:
+            smaller = self._plan(least, solve)
+            if smaller.unserved:
+                return _with_idle(smaller, least, problem)
+        larger = self._plan(problem, solve) if offered == problem.rates or _may_serve(problem) else None
+        if larger is not None and offered == problem.rates:
             return problem, larger
-        return _with_idle(plan, least, problem)
+        if solve.bursts and (filled := self._spread(problem, larger, offered, solve)) is not None:
+            return filled
+        if larger is not None and not larger.unserved:
+            return problem, larger
+        return _with_idle(smaller or self._plan(least, solve), least, problem)
+
+    def _spread(
+        self, problem: Problem, larger: Plan | None, offered: Mapping[str, float], solve: Solve
+    ) -> tuple[Problem, Plan] | None:
+        """Return a plan that gives all of its devices to the rates in proportion, and the problem that it solves: the
+        devices of `larger`, or all where that serves too little; None where it is no better."""
+        enough = larger is not None and not larger.unserved
+        filled = self._filled(with_devices(problem, _counts(larger)) if enough and larger else problem, solve)
+        between = at_scale(problem, min(1.0, filled.scale))
+        if any(between.rates[name] < (problem.rates if enough else offered)[name] for name in offered):
+            return None
+        return between, rescaled_plan(filled, without_applications(between, filled.split))
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
@@ -161,6 +181,11 @@ def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, P
     plan = with_idle_models(plan, without_applications(wanted, plan.split))
     served = carried_rates(plan, wanted)
     return at_rates(problem, problem.rates | {name: served[name] for name in idle}), plan
+
+
+def _may_serve(problem: Problem) -> bool:
+    # What applications leave to each model is known once they are planned for.
+    return bool(problem.applications) or may_serve(planned_problem(problem))
 
 
 def _known(problem: Problem, rates: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicOptions
 from cotenant.control.scaling.gpulet import IncrementalScaling
 from cotenant.control.scaling.rates import TargetRateOptions
@@ -53,8 +52,6 @@ VARIANTS = (
     *((system, rates) for rates in (TargetRateOptions(), AHEAD) for system in SYSTEMS),
     (TRACKING, TargetRateOptions()),
 )
-# A plan is in force STARTUP after it was asked for, and one that was asked for before may be in the way.
-FOLLOWING = ControllerOptions(ahead=2 * STARTUP)
 ROW = 100.0  # seconds of one row
 WHOLE_RUN = "all"
 
@@ -125,7 +122,6 @@ def simulate_run(run: Run) -> AutoscaledRun:
             problem,
             environment,
             workload,
-            FOLLOWING,
             seconds=run.seconds,
             startup=STARTUP,
             seed=run.seed,

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicOptions
 from cotenant.control.scaling import ScalingPolicy
 from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
@@ -109,8 +108,6 @@ HETSEV = System(name="HetSev", policy="greedy", share=CO_LOCATED)
 PROGRAM = System(name="integer program", policy="program", share=CO_LOCATED)
 TRACKING = System(name="tracking", policy="tracking")
 SYSTEMS = (K8S, HETSEV, PROGRAM, System(name="geometry", policy="planner"), TRACKING)
-# A plan is in force STARTUP after it was asked for, and one that was asked for before may be in the way.
-FOLLOWING = ControllerOptions(ahead=2 * STARTUP)
 LAUNCH = {v100.KIND: STARTUP}
 
 
@@ -123,7 +120,6 @@ def run_system(
             asked,
             cluster(asked.rates, devices),
             workload,
-            FOLLOWING,
             seconds=seconds,
             startup=STARTUP,
             seed=seed,

@@ -92,6 +92,7 @@ def test_deployment_builder_front_end_has_the_reserve_of_a_processor(folder: Pat
     deployment = asyncio.run(DeploymentBuilder(read_settings(path), Fake((kind,))).build(["identity"]))
     front_end = deployment.problem.front_end
     assert front_end is not None and front_end.processors == 1.6 and front_end.reserved == pytest.approx(0.4)
+    assert front_end.noise > 1.0 and front_end.target(0.05) < 0.05
 
 
 def test_deployment_builder_observed_samples_correct_the_predicted_slowdown(folder: Path) -> None:

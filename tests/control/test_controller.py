@@ -222,14 +222,18 @@ def test_short_plan_is_made_anew_soon_after_rates_fall() -> None:
 
 
 def test_rate_that_rises_is_planned_for_before_it_exceeds_the_plan() -> None:
-    world = World(ahead=20.0)
-    solve = None
-    while world.now < 200.0 and solve is None:
-        commands = world.observe(20.0 + world.now, PERIOD)
+    world = World()
+    (roll,) = world.answer(world.solve(150.0), plan_of(1, 190.0), sustained={"a": 200.0})
+    world.now += 15.0
+    world.rolled(roll)
+    world.observe(100.0, 100.0)
+    begun, solve = world.now, None
+    while world.now < begun + 200.0 and solve is None:
+        commands = world.observe(100.0 + world.now - begun, PERIOD)
         solve = next((command for command in commands if isinstance(command, Solve)), None)
     assert solve is not None
-    assert 20.0 + world.now < 95.0
-    assert solve.rates["a"] > 110.0
+    assert 150.0 < 100.0 + world.now - begun < 180.0, "it knows that a plan takes 15 s"
+    assert solve.rates["a"] > 215.0
     assert "rising to" in solve.reason
 
 
@@ -380,3 +384,57 @@ def test_whatever_happens_one_thing_is_under_way_and_all_is_answered(
         controller.invariants()
         status = controller.status()
         assert status.activity == ("solving" if solving else "rolling out" if rolling else "watching")
+
+
+def bursts(world: World, times: int) -> list[ControllerCommand]:
+    """Observe bursts of 100 requests/s for 5 s, and nothing for 25 s after each, or until something is commanded."""
+    for _ in range(times):
+        commands = world.observe(100.0, 5.0) or world.observe(0.0, 25.0)
+        if commands:
+            return commands
+    return []
+
+
+def test_capacity_for_bursts_is_kept_through_the_gaps_between_them() -> None:
+    world = World(devices=2, cooldown=60.0)
+    assert bursts(world, 20) == [], "what each burst needs is there, and no device is given back in a gap"
+    solve = world.solve(0.0, 900.0)
+    assert solve.cause is Cause.SAVING, "until they are forgotten"
+
+
+def test_bursts_that_need_more_than_the_plan_sustains_are_planned_for_in_a_gap() -> None:
+    world = World(plan_of(1, 20.0))
+    world.controller = Controller(GPU[:1], {"a": 0.99})
+    world.tell(Adopted(plan=plan_of(1, 20.0), rates={"a": 20.0}))
+    asked = []
+    while world.now < 600.0:
+        for command in bursts(world, 1):
+            if isinstance(command, Solve):
+                asked.append(command)
+                world.answer(command, plan_of(1, 20.0), step=SolveStep.KEEP, sustained={"a": 1.01 * command.rates["a"]})
+    assert asked[-1].rates["a"] > 90.0
+    assert len(asked) < 12
+
+
+def test_device_that_is_being_released_is_in_no_plan() -> None:
+    world = World(plan_of(3), devices=3, cooldown=20.0)
+    (roll,) = world.answer(world.solve(20.0, 100.0), plan_of(1), devices={"gpu": 1})
+    assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+    solve = world.solve(300.0)
+    assert solve.devices == GPU[:1]
+    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    assert commands[0] == Acquire("gpu", 2)
+    world.tell(DevicesGone(GPU[1:3], "released"))
+    assert world.controller.status().launching == {"gpu": 2}
+
+
+def test_devices_that_take_long_to_launch_are_kept_for_longer() -> None:
+    def kept(launch: float) -> float:
+        world = World(plan_of(3), devices=3, cooldown=20.0, launch=launch)
+        world.observe(100.0, 30.0)
+        begun = world.now
+        world.solve(20.0, 600.0)
+        return world.now - begun
+
+    assert kept(0.0) < 40.0
+    assert 300.0 < kept(20.0) < 330.0, "fifteen launches"

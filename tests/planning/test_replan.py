@@ -149,12 +149,19 @@ def test_absurd_rates_are_answered(rate: float) -> None:
     assert solved.error or solved.short
 
 
-def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:
+def short_of_headroom(
+    factor: float, of_what_is_sustained: float, *, bursts: bool = False
+) -> tuple[dict[str, float], dict[str, float], Solved]:
+    """Return what is offered and asked for, which is more than one device gives, and the answer."""
     plan = current()
     most = Replanner(PROBLEM)(Solve(number=1, rates=RATES, offered=RATES, current=plan, devices=ONE)).sustained
-    offered = {name: 0.95 * rate for name, rate in most.items()}
-    asked = {name: 3.0 * rate for name, rate in offered.items()}
-    solved = solve(asked, plan, FOUR[:1], offered=offered)
+    offered = {name: of_what_is_sustained * rate for name, rate in most.items()}
+    asked = {name: factor * rate for name, rate in offered.items()}
+    return offered, asked, solve(asked, plan, FOUR[:1], offered=offered, bursts=bursts)
+
+
+def test_headroom_that_does_not_fit_is_left_out_before_requests_are() -> None:
+    offered, _, solved = short_of_headroom(3.0, 0.95)
     assert solved.short == ""
     assert solved.plan is not None
     assert solved.rates == pytest.approx(offered)
@@ -181,6 +188,27 @@ def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
     solved = Replanner(problem)(asked)
     assert solved.error == ""
     assert solved.short.startswith("the devices that are there leave unserved: a ")
+
+
+def test_bursts_are_planned_for_as_far_as_the_devices_go() -> None:
+    offered, asked, solved = short_of_headroom(20.0, 0.2, bursts=True)
+    assert solved.short == ""
+    assert solved.plan is not None
+    (multiple,) = {round(solved.rates[name] / offered[name], 6) for name in offered}
+    assert multiple > 4.5, "all of the device"
+    assert all(solved.rates[name] < asked[name] for name in asked)
+
+
+def test_devices_that_bursts_need_give_all_that_they_have() -> None:
+    """Rates that take little more than one device: the second gives its room to all."""
+    most = solve(RATES, current(), FOUR[:1], step=SolveStep.REPLAN).sustained
+    asked = {name: 1.2 * rate for name, rate in most.items()}
+    usual = solve(asked, current(), FOUR, offered=asked)
+    gap = {name: 0.1 * rate for name, rate in asked.items()}
+    bursts = solve(asked, current(), FOUR, offered=gap, bursts=True)
+    assert usual.devices == bursts.devices == {"k": 2}
+    assert bursts.rates == pytest.approx(asked)
+    assert bursts.sustained["a"] > usual.sustained["a"]
 
 
 def test_devices_that_are_left_are_the_ones_used() -> None:

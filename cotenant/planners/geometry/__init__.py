@@ -44,6 +44,12 @@ def bound(problem: Problem) -> float | None:
     return PlanningContext(problem).bound()
 
 
+def may_serve(problem: Problem) -> bool:
+    """Return whether the linear relaxation serves all rates with the devices, at the least slowdowns: where it does
+    not, hardly any plan does, and without interference none."""
+    return PlanningContext(problem).may_serve()
+
+
 def feasible(problem: Problem, competitors: Competitors = ALONE) -> Plan | None:
     """Return a sound plan that serves the rates, on however many of the devices; None where none was found."""
     return search.find_feasible(problem, competitors)

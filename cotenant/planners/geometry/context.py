@@ -204,6 +204,15 @@ class PlanningContext:
             )
         return bound_solver.proves_infeasible(self.rates, self.counts)
 
+    def may_serve(self) -> bool:
+        """Return whether the relaxation is feasible with the least slowdowns."""
+        if self.has_unservable or (self.names and self.relaxation is None):
+            return False
+        if not self.names or not self.problem.interference.interferes:
+            return True
+        catalog = self._catalog(self.names, self.least_slowdowns)
+        return self.solve_relaxation(self.instance(maximize_scale=False), self.single_model_modes(catalog)) is not None
+
     def planning_modes(self, catalog: ModeCatalog) -> list[Mode]:
         """Return the single-model modes on the slots that plans use."""
         return [mode for mode in self.single_model_modes(catalog) if mode.slot in self.planning_slots]

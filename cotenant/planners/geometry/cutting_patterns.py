@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -39,12 +41,20 @@ def enumerate_patterns(
         )
     if len(own) > MAX_ENUMERATED_SHARES:
         return None
-    patterns: list[CuttingPattern] = []
-    for pieces in _maximal_fillings([slots[s].share for s in own], WHOLE, device_kind.max_partitions or WHOLE):
-        patterns.append(CuttingPattern(kind, tuple((s, n) for s, n in zip(own, pieces, strict=True) if n)))
-        if len(patterns) > MAX_PATTERNS:
-            return None
-    return patterns
+    fillings = _all_maximal_fillings(tuple(slots[s].share for s in own), device_kind.max_partitions or WHOLE)
+    if fillings is None:
+        return None
+    return [CuttingPattern(kind, tuple((s, n) for s, n in zip(own, pieces, strict=True) if n)) for pieces in fillings]
+
+
+@lru_cache(maxsize=64)
+def _all_maximal_fillings(shares: tuple[int, ...], max_pieces: int) -> tuple[tuple[int, ...], ...] | None:
+    """Return all maximal fillings of a device; None where there are more than `MAX_PATTERNS`.
+
+    They depend on nothing that changes from one plan to the next, and take longer than a relaxation.
+    """
+    fillings = tuple(islice(_maximal_fillings(shares, WHOLE, max_pieces), MAX_PATTERNS + 1))
+    return None if len(fillings) > MAX_PATTERNS else fillings
 
 
 def _instances(kind: int, device_kind: Kind, own_slots: Sequence[int], usable_slots: set[int]) -> list[CuttingPattern]:

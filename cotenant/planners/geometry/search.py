@@ -188,8 +188,8 @@ def _candidates(
         )
         if n == 0 and not first:
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
-        if done or (small and (first or context.maximize_scale)):
-            continue
+        if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
+            continue  # on one device the program finds nothing that ruin and recreate does not, and takes as long
         all_served = context.relaxation is not None and (
             yield from _with_source(
                 PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)

@@ -1,0 +1,61 @@
+"""Learn how long it takes from the decision to plan again until the plan is in force, launches of devices included."""
+
+from __future__ import annotations
+
+from collections import deque
+
+REMEMBERED = 4  # latest plans, and launches, of which the longest counts
+
+
+class LeadTime:
+    """Measure by what a controller asked for and when it came. Times are seconds of any monotonic clock.
+
+    launch: seconds that a launch is expected to take, until one was seen.
+    """
+
+    def __init__(self, launch: float = 0.0) -> None:
+        self._expected_launch = launch
+        self._plans: deque[float] = deque(maxlen=REMEMBERED)
+        self._launches: deque[float] = deque(maxlen=REMEMBERED)
+        self._acquired: deque[tuple[float, str]] = deque()  # launches under way: since when, of which kind
+
+    @property
+    def plan(self) -> float:
+        """Seconds until a plan is in force that needs no further devices; 0 before the first was."""
+        return max(self._plans, default=0.0)
+
+    @property
+    def launch(self) -> float:
+        """Seconds until further devices can be used."""
+        return max(self._launches, default=self._expected_launch)
+
+    @property
+    def total(self) -> float:
+        """Seconds until a plan is in force that needs further devices, where any can be had."""
+        return self.plan + self.launch
+
+    def in_force(self, asked: float, now: float) -> None:
+        """A plan that was asked for at `asked` is in force."""
+        self._plans.append(now - asked)
+
+    def acquired(self, kind: str, count: int, now: float) -> None:
+        """Devices have been asked for."""
+        self._acquired.extend([(now, kind)] * count)
+
+    def found(self, kind: str, now: float) -> None:
+        """A device has come."""
+        since = self._ended(kind)
+        if since is not None:
+            self._launches.append(now - since)
+
+    def failed(self, kind: str, count: int) -> None:
+        """Devices that were asked for do not come."""
+        for _ in range(count):
+            self._ended(kind)
+
+    def _ended(self, kind: str) -> float | None:
+        for each in self._acquired:
+            if each[1] == kind:
+                self._acquired.remove(each)
+                return each[0]
+        return None
