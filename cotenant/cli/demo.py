@@ -25,7 +25,7 @@ from cotenant.cli.examples import ExampleRepository, build_zoo
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.cli.loading import load_settings
+from cotenant.cli.loading import load_settings, write_file
 from cotenant.cli.loadtest import under_load
 from cotenant.cli.options import Duration, GrpcPort, Host, HttpPort, Json, MetricsPort, PlannerName, Scale, Seed
 from cotenant.cli.output import aside, console, print_labelled, print_written, profile_progress, show_json
@@ -211,7 +211,7 @@ def _example(addresses: Addresses, examples: dict[str, ExampleRequest], folder: 
         for tensor in examples[name].requests[0]
     ]
     path = folder / f"{name}.json"
-    path.write_bytes(msgspec.json.encode({"inputs": inputs}))
+    write_file(path, msgspec.json.encode({"inputs": inputs}).decode(), quiet=True)
     return f"curl -d @{path} http://{addresses.http}/v2/models/{name}/infer"
 
 
