@@ -24,13 +24,15 @@ class Permission(StrEnum):
     """Name what a request needs.
 
     public: nothing (health). metadata: what whoever asks or watches needs to know of models. infer: answers. observe:
-    statistics, status, metrics, settings. control: to change what is served.
+    statistics, status, metrics, settings. share: to register shared memory and have it read and written. control: to
+    change what is served.
     """
 
     PUBLIC = "public"
     METADATA = "metadata"
     INFER = "infer"
     OBSERVE = "observe"
+    SHARE = "share"
     CONTROL = "control"
 
 
@@ -43,10 +45,14 @@ class Role(StrEnum):
 
 
 GRANTS: Mapping[Role, frozenset[Permission]] = {
-    Role.INFER: frozenset((Permission.METADATA, Permission.INFER)),
+    Role.INFER: frozenset((Permission.METADATA, Permission.INFER, Permission.SHARE)),
     Role.OBSERVE: frozenset((Permission.METADATA, Permission.OBSERVE)),
     Role.CONTROL: frozenset(Permission),
 }
+
+
+# What only programs of the server's own machine may do where there are no tokens.
+FOR_THIS_MACHINE = frozenset((Permission.CONTROL, Permission.SHARE))
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +84,7 @@ class Access:
         """Return whether anybody has a permission, so that a caller need not be looked at."""
         if permission is Permission.PUBLIC:
             return True
-        return not self._digests and (permission is not Permission.CONTROL or self._control == "any")
+        return not self._digests and (permission not in FOR_THIS_MACHINE or self._control == "any")
 
     def check(self, permission: Permission, caller: Caller) -> None:
         """Raise UnauthenticatedError or ForbiddenError, with the way out, where a caller lacks a permission."""

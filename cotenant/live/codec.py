@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
-from cotenant.errors import InvalidError, MalformedError, UnsupportedError
+from cotenant.errors import InvalidError, MalformedError
 from cotenant.live.limits import MAX_ELEMENTS, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
@@ -27,11 +27,13 @@ from cotenant.live.oip import (
     check_request,
     check_size,
     pack_strings,
+    read_shared,
     requested_outputs,
     scheduling,
     to_values,
     unpack_strings,
 )
+from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedMemoryNamedError
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -42,6 +44,8 @@ class _TensorParameters(msgspec.Struct):
     binary_data: bool | None = None
     classification: Size = 0
     shared_memory_region: str | None = None
+    shared_memory_offset: Size = 0
+    shared_memory_byte_size: Size = 0
 
 
 class InputTensor(msgspec.Struct):
@@ -70,7 +74,7 @@ class _ResponseTensor(msgspec.Struct, omit_defaults=True):
     name: str
     datatype: str
     shape: Sequence[int]
-    parameters: dict[str, int] | None = None
+    parameters: dict[str, int | str] | None = None
     data: Sequence[Any] | None = None
 
 
@@ -82,10 +86,12 @@ class _Response(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """Which outputs a caller wants in binary: those of `by_name`, and `binary` for all others."""
+    """Which outputs a caller wants in binary: those of `by_name`, and `binary` for all others; and which in shared
+    memory: those of `regions`."""
 
     binary: bool = False
     by_name: dict[str, bool] = {}
+    regions: dict[str, OutputRegion] = {}
 
     def is_binary(self, name: str) -> bool:
         return self.by_name.get(name, self.binary)
@@ -108,12 +114,20 @@ _flat = {name: msgspec.json.Decoder(kind) for name, kind in _lists.items()}
 
 
 def decode(
-    body: Data, info: ModelInfo, *, header: int | None = None, block: object | None = None, start: int = 0
+    body: Data,
+    info: ModelInfo,
+    *,
+    header: int | None = None,
+    block: object | None = None,
+    start: int = 0,
+    shared: SharedMemory | None = None,
 ) -> tuple[InferRequest, ResponseFormat]:
     """Return a request for a model, checked against it, and the format of its response.
 
     header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
-    workers share, if the body lies there, and at which byte. Raises MalformedError, InvalidError, UnsupportedError.
+    workers share, if the body lies there, and at which byte. shared: what callers have registered. Raises
+    MalformedError, InvalidError, UnavailableError, and SharedMemoryNamedError for a tensor in shared memory where none
+    is given.
     """
     if header is None:
         wire, tail = _parse(body), None
@@ -125,7 +139,7 @@ def decode(
         view = memoryview(body)
         wire, tail = _parse(view[:header]), view[header:]
     # Before any data are read: what reading them may cost is bounded by what the model takes.
-    outputs, format_ = _requested(wire) if wire.outputs or wire.parameters else ((), _JSON)
+    outputs, format_ = _requested(wire, shared) if wire.outputs or wire.parameters else ((), _JSON)
     check_request(info, wire.inputs, outputs)
     position = 0
     inputs = []
@@ -133,7 +147,8 @@ def decode(
         size = None
         if given.parameters is not None:
             if given.parameters.shared_memory_region is not None:
-                raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
+                inputs.append(_shared_input(given, given.parameters, shared))
+                continue
             size = given.parameters.binary_data_size
         if size is None:
             inputs.append(read_tensor(given))
@@ -175,7 +190,15 @@ def _parse(text: Data) -> _Request:
         raise MalformedError(_TOO_DEEP) from None
 
 
-def _requested(wire: _Request) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
+def _shared_input(given: InputTensor, parameters: _TensorParameters, shared: SharedMemory | None) -> Tensor:
+    """Return an input that lies in shared memory."""
+    region, offset = parameters.shared_memory_region, parameters.shared_memory_offset
+    if shared is None or region is None:
+        raise SharedMemoryNamedError
+    return read_shared(shared, given, region, offset, parameters.shared_memory_byte_size)
+
+
+def _requested(wire: _Request, shared: SharedMemory | None) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
     """Return the outputs that a caller asks for, and their format."""
     format_ = _JSON
     parameters = wire.parameters
@@ -197,15 +220,29 @@ def _requested(wire: _Request) -> tuple[tuple[RequestedOutput, ...], ResponseFor
         if own:
             format_ = ResponseFormat(format_.binary, own)
         if any(output.parameters and output.parameters.shared_memory_region is not None for output in wire.outputs):
-            raise UnsupportedError("no shared memory is registered here; take the outputs in the answer")
+            format_ = msgspec.structs.replace(format_, regions=_output_regions(wire.outputs, shared))
     return outputs, format_
+
+
+def _output_regions(outputs: Sequence[_Output], shared: SharedMemory | None) -> dict[str, OutputRegion]:
+    if shared is None:
+        raise SharedMemoryNamedError
+    regions: dict[str, OutputRegion] = {}
+    for output in outputs:
+        own = output.parameters
+        if own is not None and own.shared_memory_region is not None:
+            regions[output.name] = shared.output(
+                own.shared_memory_region, own.shared_memory_offset, own.shared_memory_byte_size
+            )
+    return regions
 
 
 def _check_format(request: InferRequest, format_: ResponseFormat, info: ModelInfo) -> None:
     """Raise InvalidError for an output in half precision, which JSON does not have, before the model runs."""
     for spec in info.outputs:
-        wanted = not request.outputs or any(output.name == spec.name for output in request.outputs)
-        if spec.datatype in ("FP16", "BF16") and wanted and not format_.is_binary(spec.name):
+        if spec.datatype not in ("FP16", "BF16") or format_.is_binary(spec.name) or spec.name in format_.regions:
+            continue
+        if not request.outputs or any(output.name == spec.name for output in request.outputs):
             raise InvalidError(
                 f"output {spec.name!r} is {spec.datatype}, which JSON cannot carry; ask for it with binary_data"
             )
@@ -306,7 +343,16 @@ def encode(
     """
     outputs, tail = [], []
     for tensor in requested_outputs(request, response, info):
-        if format_.is_binary(tensor.name):
+        if format_.regions and tensor.name in format_.regions:
+            region = format_.regions[tensor.name]
+            region.write(tensor.data)
+            where: dict[str, int | str] = {
+                "shared_memory_region": region.name,
+                "shared_memory_offset": region.offset,
+                "shared_memory_byte_size": len(tensor.data),
+            }
+            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, where))
+        elif format_.is_binary(tensor.name):
             tail.append(tensor.data)
             outputs.append(
                 _ResponseTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})

@@ -18,6 +18,7 @@ MAX_FIELDS = 1 << 10  # fields of an inference request over gRPC: a byte of the 
 MAX_CLASSES = 1 << 16  # labels in one output
 MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
 MAX_STREAMS = 32  # web pages that are open at once
+MAX_REGIONS = 256  # of shared memory, that callers register: each is an open file
 MAX_ERROR = 600  # characters of an error: gRPC's clients read 8 KiB of it, where one may take 12 bytes
 
 

@@ -16,11 +16,13 @@ from cotenant import __version__
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, FailedError, InvalidError, RequestError
 from cotenant.live.limits import MAX_CLASSES, MAX_ELEMENTS, MAX_ERROR, MAX_STRINGS
+from cotenant.live.shared_memory import OutputRegion, SharedMemory
 
 NAME = "cotenant"
 EXTENSIONS = (
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
@@ -51,10 +53,11 @@ Data = bytes | bytearray | memoryview
 
 class RequestedOutput(msgspec.Struct, frozen=True):
     """An output that a caller asks for. classification: how many of the highest values to return as labels; 0 for the
-    tensor itself."""
+    tensor itself. region: shared memory that it goes to; None: it is in the response."""
 
     name: str
     classification: int = 0
+    region: OutputRegion | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +102,13 @@ Done = Callable[[InferResponse | RequestError], None]
 
 
 class Core(Protocol):
-    """What the front ends see of the server. Every method raises RequestError's children for what it cannot do."""
+    """What the front ends see of the server. Every method raises RequestError's children for what it cannot do.
+
+    shared_memory: regions that callers have registered.
+    """
+
+    @property
+    def shared_memory(self) -> SharedMemory: ...
 
     def live(self) -> bool: ...
 
@@ -182,8 +191,9 @@ def rejection(model: str, reason: str = OVERLOADED) -> str:
 # What both front ends answer without a model.
 
 
-def server_metadata() -> dict[str, Any]:
-    return {"name": NAME, "version": __version__, "extensions": EXTENSIONS}
+def server_metadata(core: Core) -> dict[str, Any]:
+    shared = ("system_shared_memory",) if core.shared_memory.enabled else ()
+    return {"name": NAME, "version": __version__, "extensions": EXTENSIONS + shared}
 
 
 def model_metadata(info: ModelInfo) -> dict[str, Any]:
@@ -238,6 +248,21 @@ def check_size(tensor: Tensor) -> None:
             f"tensor {tensor.name!r}: {more}{min(actual, expected) if more else actual} {unit}, but {tensor.datatype} "
             f"of shape {list(tensor.shape)} has {expected}"
         )
+
+
+def read_shared(shared: SharedMemory, head: TensorHead, region: str, offset: int, size: int) -> Tensor:
+    """Return an input that lies in shared memory, checked. Call it after `check_request`. Raises InvalidError."""
+    elements = check_elements(head)
+    expected = size if head.datatype == "BYTES" else elements * DTYPES[head.datatype].itemsize
+    if size != expected:
+        raise InvalidError(
+            f"tensor {head.name!r}: {size} bytes of shared memory, but {head.datatype} of shape {list(head.shape)} has "
+            f"{expected}"
+        )
+    data, block = shared.read(region, offset, size)
+    tensor = Tensor(head.name, head.datatype, head.shape, data, block)
+    check_size(tensor)
+    return tensor
 
 
 def check_elements(tensor: TensorHead) -> int:

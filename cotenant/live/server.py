@@ -27,12 +27,15 @@ from cotenant.live.page import PageFeed
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import FoundModels, ServingState
+from cotenant.live.shared_memory import SharedMemory
 from cotenant.live.status import Status
 from cotenant.live.status_reporter import StatusReporter
 from cotenant.live.triton import LOG, TRACE, updated_settings
 from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.worker.arena import Arena, Block
+
+ClientMemory = tuple[int, int]  # bytes of one tensor, and of all tensors at once
 
 ARENA = 4 << 30  # bytes of address space; memory is taken as bodies need it
 
@@ -45,7 +48,7 @@ class Server:
     confinement: of worker processes. page: feeds the web page. memory_policy: where a device cannot hold the workers of
     two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
     makes traces of requests. no_loads: why callers may not load and
-    unload models; "" where they may.
+    unload models; "" where they may. client_memory: limits of callers' shared memory; None: there is none.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Server:
         log: BinaryIO | None = None,
         tracer: Tracer | None = None,
         no_loads: str = "",
+        client_memory: ClientMemory | None = None,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
@@ -81,6 +85,10 @@ class Server:
             together=TOGETHER,
         )
         self._arena = Arena(ARENA)
+        self.shared_memory = SharedMemory()
+        if client_memory is not None:
+            tensor, total = client_memory
+            self.shared_memory = SharedMemory(enabled=True, allocate=self._arena.allocate, tensor=tensor, total=total)
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
         rollouts = RolloutDriver(
             orchestrator,

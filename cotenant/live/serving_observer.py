@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from cotenant.core.identity import LaneId
 from cotenant.live.deployment import ServableModel
@@ -16,7 +18,6 @@ from cotenant.live.statistics import ModelCounts
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from cotenant.runtime.events import Reply
-from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.runtime.lane_specs import workers_per_partition
 from cotenant.worker.wire import Timing
 
@@ -39,6 +40,9 @@ class ServingObserver:
         self._state = state
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
+        self._lanes: object = None  # that the following is of, with the deployment
+        self._deployment: object = None
+        self._known: dict[LaneId, _LaneFacts] = {}
 
     def track(self, models: Iterable[ServableModel]) -> None:
         """Count these models from now on; those that are counted already keep their counts."""
@@ -55,37 +59,66 @@ class ServingObserver:
         self.models[reply.requests[0].model].ended(reply, now)
 
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
-        partition = self.partitions.of(lane)
+        facts = self._facts(lane)
+        partition = facts.partition
         self.busy[partition] += seconds
         self.lent[partition] += timing.lent
-        assignment = self._state.lanes.get(lane)
-        predicted = _predicted(assignment, model, rows, seconds)
-        alone = self._alone(assignment, model, rows, predicted)
+        predicted = _latency(facts.predicted, model, rows, seconds)
+        alone = _latency(facts.alone, model, rows, predicted)
         self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
+        if facts.co_located:
+            now = time.monotonic()
+            load = Load(model, lane.device.kind, rows, facts.share)
+            others = {name: self._busy_since(name) for name in facts.co_located}
+            since, lent = now - seconds, timing.lent > 0
+            self._interference.ran(lane, load, since=since, now=now, alone=alone, others=others, lent=lent)
+
+    def _facts(self, lane: LaneId) -> _LaneFacts:
+        """Return what the plan in force says of a lane, which is asked with every batch."""
+        state = self._state
+        if state.lanes is not self._lanes or state.deployment is not self._deployment:
+            self._lanes, self._deployment, self._known = state.lanes, state.deployment, {}
+        facts = self._known.get(lane)
+        if facts is None:
+            facts = self._known[lane] = self._read_facts(lane)
+        return facts
+
+    def _read_facts(self, lane: LaneId) -> _LaneFacts:
+        partition, assignment = self.partitions.of(lane), self._state.lanes.get(lane)
         if assignment is None:
-            return
-        now = time.monotonic()
-        load = Load(model, assignment.device.kind, rows, assignment.partition.share)
-        co_located = {name: other for name, other in self._state.lanes.items() if name.device == lane.device}
-        if any(workers_per_partition(other.partition) > 1 for other in co_located.values()):
-            return  # the profile already includes the interference between workers of one partition
-        others = {name: self._busy_since(name) for name in co_located if name != lane}
-        since, lent = now - seconds, timing.lent > 0
-        self._interference.ran(lane, load, since=since, now=now, alone=alone, others=others, lent=lent)
-
-    def _alone(self, lane: LaneAssignment | None, model: str, rows: int, predicted: float) -> float:
-        """Return the profiled seconds of a batch without co-located models; `predicted` where there is no profile."""
-        if lane is None:
-            return predicted
-        profile = self._state.deployment.problem.profiles.get((model, lane.device.kind))
-        if profile is None:
-            return predicted
-        procs = next((placed.procs for placed in lane.placements if placed.model == model), 1)
-        seconds = profile.latency(rows, lane.partition.share, procs)
-        return seconds if seconds < math.inf else predicted
+            return _LaneFacts(partition)
+        share, profiles = assignment.partition.share, self._state.deployment.problem.profiles
+        procs = {placed.model: placed.procs for placed in assignment.placements}
+        beside = {name: other for name, other in self._state.lanes.items() if name.device == lane.device}
+        # With several workers to a partition, the profile includes the interference between them already.
+        alone = all(workers_per_partition(other.partition) == 1 for other in beside.values())
+        return _LaneFacts(
+            partition,
+            share,
+            co_located=tuple([name for name in beside if name != lane]) if alone else (),
+            predicted={held.model: held.latencies for held in assignment.spec.models},
+            alone={
+                model: profile.curve(share, procs.get(model, 1))
+                for (model, kind), profile in profiles.items()
+                if kind == assignment.device.kind and model in procs
+            },
+        )
 
 
-def _predicted(lane: LaneAssignment | None, model: str, rows: int, observed: float) -> float:
-    """Return the seconds that the plan has for a batch; `observed` where it has none."""
-    latencies = next((held.latencies for held in lane.spec.models if held.model == model), ()) if lane else ()
-    return latencies[rows - 1] if rows <= len(latencies) else observed
+class _LaneFacts(msgspec.Struct, frozen=True):
+    """What a plan says of a lane. share: in thousandths; 0 for a lane that is in no plan any more. co_located: other
+    lanes of its device, if interference between them is observed. predicted, alone: seconds of 1, 2, … rows by model,
+    by the plan and as profiled without co-located models."""
+
+    partition: PartitionLabel
+    share: int = 0
+    co_located: tuple[LaneId, ...] = ()
+    predicted: Mapping[str, tuple[float, ...]] = {}
+    alone: Mapping[str, tuple[float, ...]] = {}
+
+
+def _latency(latencies: Mapping[str, tuple[float, ...]], model: str, rows: int, otherwise: float) -> float:
+    """Return the seconds of a batch; `otherwise` where they are not known."""
+    known = latencies.get(model, ())
+    seconds = known[rows - 1] if rows <= len(known) else math.inf
+    return seconds if seconds < math.inf else otherwise

@@ -19,6 +19,7 @@ from cotenant.live.http import HttpServer
 from cotenant.live.metrics import LaneReading, ServerCollector
 from cotenant.live.oip import Done, IndexEntry, InferRequest, InferResponse
 from cotenant.live.partition_labels import PartitionLabel
+from cotenant.live.shared_memory import SharedMemory
 from cotenant.live.statistics import ModelCounts
 from cotenant.runtime.events import Reply
 from cotenant.worker.arena import Arena, Block
@@ -63,6 +64,7 @@ class StubCore:
                 max_batch_size=8,
             ),
         ]
+        self.shared_memory = SharedMemory()
         self.models = {info.name: info for info in infos}
         self.unloaded: set[str] = set()
         self.arena = Arena(64 << 20)

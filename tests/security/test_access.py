@@ -56,8 +56,11 @@ HTTP = {
     "POST /v2/repository/models/m/unload": "control",
     "POST /v2/repository/other/index": "control",
     "GET /v2/systemsharedmemory/status": "metadata",
-    "POST /v2/systemsharedmemory/register": "infer",
-    "POST /v2/systemsharedmemory/unregister": "infer",
+    "POST /v2/systemsharedmemory/register": "share",
+    "POST /v2/systemsharedmemory/unregister": "share",
+    "GET /v2/cudasharedmemory/status": "metadata",
+    "POST /v2/cudasharedmemory/register": "infer",
+    "POST /v2/cudasharedmemory/unregister": "infer",
 }
 GRPC = {
     "ServerLive": "public",
@@ -71,8 +74,8 @@ GRPC = {
     "CudaSharedMemoryStatus": "metadata",
     "ModelInfer": "infer",
     "ModelStreamInfer": "infer",
-    "SystemSharedMemoryRegister": "infer",
-    "SystemSharedMemoryUnregister": "infer",
+    "SystemSharedMemoryRegister": "share",
+    "SystemSharedMemoryUnregister": "share",
     "CudaSharedMemoryRegister": "infer",
     "CudaSharedMemoryUnregister": "infer",
     "ModelStatistics": "observe",
@@ -86,8 +89,12 @@ GRPC = {
 def path_of(pattern: str) -> str:
     """Return the simplest path that a pattern of the routes matches."""
     path = re.sub(r"\(\?:/versions/[^)]*\)+\?", "", pattern)
-    path = path.replace("(?P<model>[^/]+)", "m").replace("(?:/region/[^/]+)?", "").replace("(?:_stream)?", "")
-    path = path.replace("(?P<file>[^/]+)", "page.js").replace("(?:system|cuda)", "system").replace("[^/]+", "other")
+    path = (
+        path.replace("(?P<model>[^/]+)", "m")
+        .replace("(?:/region/[^/]+)?", "")
+        .replace("(?:/region/(?P<region>[^/]+))?", "")
+    )
+    path = path.replace("(?P<file>[^/]+)", "page.js").replace("[^/]+", "other")
     path = path.replace("(?:/v2|/v2/models/m)", "/v2").replace("(?:index|models/other/(?:un)?load)", "index")
     assert re.fullmatch(pattern, path) is not None, (pattern, path)
     return path

@@ -21,6 +21,7 @@ from cotenant.live.grpc.tensors import (
     write_response,
 )
 from cotenant.live.oip import Core, InferResponse, public_message, requested_outputs
+from cotenant.live.shared_memory import SharedMemoryNamedError
 from cotenant.protocol import messages
 
 _MAX_STREAMED = 64  # requests of one stream that may wait for their responses
@@ -60,7 +61,13 @@ class InferenceMethods:
         RequestError's children."""
         check_version(message.model_version)
         info = self._core.model(message.model_name, message.model_version)
-        request = read_request(message, info, call.remaining())
+        try:
+            request = read_request(message, info, call.remaining())
+        except SharedMemoryNamedError:
+            if not self._core.shared_memory.enabled:
+                raise
+            call.connection.check(Permission.SHARE, call)
+            request = read_request(message, info, call.remaining(), self._core.shared_memory)
 
         def done(result: InferResponse | RequestError) -> None:
             if isinstance(result, RequestError):

@@ -41,11 +41,11 @@ class ManagementMethods:
             "RepositoryModelLoad": self._load,
             "RepositoryModelUnload": self._unload,
             "SystemSharedMemoryStatus": self._shared_memory_status,
-            "SystemSharedMemoryRegister": self._reject_registration,
+            "SystemSharedMemoryRegister": self._register,
             "SystemSharedMemoryUnregister": self._unregister,
-            "CudaSharedMemoryStatus": self._shared_memory_status,
-            "CudaSharedMemoryRegister": self._reject_registration,
-            "CudaSharedMemoryUnregister": self._unregister,
+            "CudaSharedMemoryStatus": self._cuda_status,
+            "CudaSharedMemoryRegister": self._reject_cuda,
+            "CudaSharedMemoryUnregister": self._cuda_status,
             "TraceSetting": self._trace_setting,
             "LogSettings": self._log_settings,
         }
@@ -62,7 +62,7 @@ class ManagementMethods:
         return {"ready": self._core.model_ready(message.name, message.version)}
 
     def _server_metadata(self, message: Any) -> Mapping[str, Any]:
-        return server_metadata()
+        return server_metadata(self._core)
 
     def _model_metadata(self, message: Any) -> Mapping[str, Any]:
         check_version(message.version)
@@ -110,13 +110,22 @@ class ManagementMethods:
         return {"settings": {name: {kinds[type(value)]: value} for name, value in settings.items()}}
 
     def _shared_memory_status(self, message: Any) -> Mapping[str, Any]:
+        regions = self._core.shared_memory.status(message.name)
+        return {"regions": {region.name: msgspec.structs.asdict(region) for region in regions}}
+
+    def _register(self, message: Any) -> Mapping[str, Any]:
+        self._core.shared_memory.register(message.name, message.key, message.offset, message.byte_size)
         return {}
 
     def _unregister(self, message: Any) -> Mapping[str, Any]:
+        self._core.shared_memory.unregister(message.name)
         return {}
 
-    def _reject_registration(self, message: Any) -> Mapping[str, Any]:
-        raise UnsupportedError("no shared memory is registered here; send tensors in the message")
+    def _cuda_status(self, message: Any) -> Mapping[str, Any]:
+        return {}
+
+    def _reject_cuda(self, message: Any) -> Mapping[str, Any]:
+        raise UnsupportedError("memory of a GPU is not registered here; send tensors in the message")
 
 
 def _repository_model(message: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from cotenant.core.tensor import Tensor
-from cotenant.errors import InvalidError, MalformedError, UnsupportedError
+from cotenant.errors import InvalidError, MalformedError
 from cotenant.live.limits import MAX_FIELDS, MAX_LISTED, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
@@ -21,8 +21,10 @@ from cotenant.live.oip import (
     check_request,
     check_size,
     pack_strings,
+    read_shared,
     scheduling,
 )
+from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedMemoryNamedError
 from cotenant.protocol import messages
 
 # Datatype → field of InferTensorContents.
@@ -99,31 +101,42 @@ def check_version(version: str) -> None:
         raise InvalidError(f"version {version!r} is not an integer; leave it empty for the newest")
 
 
-def read_request(message: Any, info: Any, remaining: float | None) -> InferRequest:
+def read_request(message: Any, info: Any, remaining: float | None, shared: SharedMemory | None = None) -> InferRequest:
+    """Return a request, checked against its model. shared: what callers have registered. Raises SharedMemoryNamedError
+    for a tensor in shared memory where none is given, and RequestError's other children."""
     given = plain_parameters(message.parameters)
     timeout, priority = scheduling(given)
     raw = message.raw_input_contents
-    if raw and len(raw) != len(message.inputs):
-        raise InvalidError(f"{len(message.inputs)} inputs, but {len(raw)} raw_input_contents; give one to each or none")
+    elsewhere = [given.name for given in message.inputs if "shared_memory_region" in given.parameters]
+    if elsewhere and shared is None:
+        raise SharedMemoryNamedError
+    sent_inline = len(message.inputs) - len(elsewhere)
+    if raw and len(raw) != sent_inline:
+        raise InvalidError(f"{sent_inline} inputs, but {len(raw)} raw_input_contents; give one to each or none")
     heads = [_read_head(given) for given in message.inputs]
     outputs = []
     for wanted in message.outputs:
         own = plain_parameters(wanted.parameters)
+        region = None
         if "shared_memory_region" in own:
-            raise UnsupportedError(
-                f"output {wanted.name!r}: no shared memory is registered here; take it in the answer"
-            )
+            if shared is None:
+                raise SharedMemoryNamedError
+            region = shared.output(*_place(own))
         count = own.get("classification", 0)
         if type(count) is not int or count < 0:
             raise InvalidError(f"output {wanted.name!r}: classification {count!r} is not a non-negative integer")
-        outputs.append(RequestedOutput(wanted.name, count))
+        outputs.append(RequestedOutput(wanted.name, count, region))
     # Before any data are read: what reading them may cost is bounded by what the model takes.
     check_request(info, heads, outputs)
     inputs = []
-    for index, (sent, head) in enumerate(zip(message.inputs, heads, strict=True)):
+    contents = iter(raw)
+    for sent, head in zip(message.inputs, heads, strict=True):
+        if shared is not None and "shared_memory_region" in sent.parameters:
+            inputs.append(read_shared(shared, head, *_place(plain_parameters(sent.parameters))))
+            continue
         if raw and sent.HasField("contents"):
             raise InvalidError(f"input {sent.name!r} has both contents and raw_input_contents; give one of them")
-        data = raw[index] if raw else _contents(sent, check_elements(head))
+        data = next(contents) if raw else _contents(sent, check_elements(head))
         tensor = Tensor(head.name, head.datatype, head.shape, data)
         check_size(tensor)
         inputs.append(tensor)
@@ -140,10 +153,17 @@ def read_request(message: Any, info: Any, remaining: float | None) -> InferReque
     )
 
 
+def _place(parameters: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Return the region, offset and size in shared memory that a tensor's parameters name."""
+    region = parameters["shared_memory_region"]
+    numbers = [parameters.get(f"shared_memory_{name}", 0) for name in ("offset", "byte_size")]
+    if not isinstance(region, str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise InvalidError("a region of shared memory is a name, an offset and a byte_size")
+    return region, numbers[0], numbers[1]
+
+
 def _read_head(given: Any) -> Tensor:
     """Return an input without its data."""
-    if "shared_memory_region" in given.parameters:
-        raise UnsupportedError(f"input {given.name!r}: no shared memory is registered here; send the tensor")
     shape = tuple(given.shape)
     if len(shape) > MAX_RANK:
         raise InvalidError(f"input {given.name!r} has {len(shape)} dimensions; at most {MAX_RANK} are read")
@@ -174,13 +194,31 @@ def _contents(given: Any, expected: int) -> bytes:
 def write_response(request: InferRequest, response: InferResponse, outputs: Sequence[Tensor]) -> bytes:
     """Return the wire form of a ModelInferResponse. Tensors are appended to protobuf's output; protobuf would write the
     same, but copy them twice."""
+    regions = {wanted.name: wanted.region for wanted in request.outputs if wanted.region is not None}
     head = messages.ModelInferResponse(
         model_name=response.model,
         model_version=response.version,
         id=request.id,
-        outputs=[{"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape} for tensor in outputs],
+        outputs=[
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+            | (_written(tensor, regions[tensor.name]) if tensor.name in regions else {})
+            for tensor in outputs
+        ],
     )
-    return b"".join([head.SerializeToString(), *[part for tensor in outputs for part in _parts(6, tensor.data)]])
+    inline = [tensor for tensor in outputs if tensor.name not in regions] if regions else outputs
+    return b"".join([head.SerializeToString(), *[part for tensor in inline for part in _parts(6, tensor.data)]])
+
+
+def _written(tensor: Tensor, region: OutputRegion) -> dict[str, Any]:
+    """Put an output into shared memory; return the field that says so."""
+    region.write(tensor.data)
+    return {
+        "parameters": {
+            "shared_memory_region": {"string_param": region.name},
+            "shared_memory_offset": {"int64_param": region.offset},
+            "shared_memory_byte_size": {"int64_param": len(tensor.data)},
+        }
+    }
 
 
 def field(number: int, data: Data) -> bytes:

@@ -25,11 +25,10 @@ TARGET = 0.005  # seconds that a request may wait in its socket, and of a round 
 INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when there was none for so long
 REJECTING = 0.002  # seconds of a round in which rejections are written
 REST = 0.002  # seconds between two rounds from which on the loop has waited for its sockets: uvloop counts milliseconds
-WATCH = 0.002  # seconds into a round from which on rounds are followed; two shorter ones make no lag of TARGET
 
 
 class Loop(Protocol):
-    """What is needed of an event loop. time: now, or when it last looked for sockets that are ready."""
+    """What is needed of an event loop. time: now (of uvloop), or when it last looked for sockets that are ready."""
 
     def time(self) -> float: ...
 
@@ -55,8 +54,7 @@ class LoadShedder:
         self._admission = admission
         self._clock = clock
         self._loop: Loop | None = None
-        self._watching = False  # rounds are followed
-        self._in_round = False  # something has been read in this round, which is followed
+        self._in_round = False  # something has been read in this round
         self._ending = False  # its end will be told
         self._since = self._started = -math.inf  # what is read may have waited since then; the round began
         self._ended = -math.inf  # the round before
@@ -79,10 +77,7 @@ class LoadShedder:
             return False
         now = self._clock()
         if not self._in_round:
-            polled = loop.time()
-            if not self._watching and now - polled < WATCH:
-                return False
-            self._begin(loop, min(polled, now))
+            self._begin(loop, now)
         self.lag = lag = now - self._since
         if lag >= TARGET:
             self._lagged = now
@@ -110,11 +105,10 @@ class LoadShedder:
     def reject(self, send: Callable[[], None]) -> None:
         """Have a rejection sent at the end of this round, or of a later one."""
         self._rejections.append(send)
-        if not self._in_round and self._loop is not None:
-            self._begin(self._loop, min(self._loop.time(), self._clock()))
 
-    def _begin(self, loop: Loop, started: float) -> None:
-        self._watching = self._in_round = True
+    def _begin(self, loop: Loop, now: float) -> None:
+        self._in_round = True
+        started = min(loop.time(), now)
         self._since = started if started - self._ended > REST else self._started
         self._started = started
         self._worst = 0.0
@@ -135,7 +129,6 @@ class LoadShedder:
             return
         if self._worst < TARGET:
             self._onset = math.inf
-            self._watching = self.active or self._worst >= WATCH or bool(self._rejections)
         elif self._onset == math.inf:
             self._onset = now
         elif now - self._onset > INTERVAL:

@@ -14,11 +14,12 @@ import msgspec
 from cotenant.core.units import show_seconds
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
-from cotenant.live.access import Caller
+from cotenant.live.access import Access, Caller, Permission
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
 from cotenant.live.limits import MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
+from cotenant.live.shared_memory import SharedMemoryNamedError
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("cotenant.access")
@@ -116,13 +117,21 @@ class RequestCycle:
         header = _header_length(self.headers)
         return len(self.body) if header is None else header
 
-    def infer(self, core: Core, model: str, version: str, lost: float) -> None:
+    def infer(self, core: Core, model: str, version: str, lost: float, access: Access) -> None:
         """Submit the body as an inference request; `done` writes the response. lost: seconds of its target that pass
-        before it is submitted and after it is answered."""
+        before it is submitted and after it is answered. access: who may name shared memory."""
         try:
             info = self.info = core.model(model, version)
             header = _header_length(self.headers)
-            request, self.format = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
+            try:
+                request, self.format = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
+            except SharedMemoryNamedError:
+                if not core.shared_memory.enabled:
+                    raise
+                access.check(Permission.SHARE, self.caller())
+                request, self.format = codec.decode(
+                    self.body, info, header=header, block=self.block, start=self.start, shared=core.shared_memory
+                )
             if b"traceparent" in self.headers:
                 trace = self.headers[b"traceparent"].decode("latin-1")
                 request = msgspec.structs.replace(request, traceparent=trace)

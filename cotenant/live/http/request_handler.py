@@ -93,7 +93,7 @@ class RequestHandler:
         elif self.memory.exceeded:
             request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
         elif (handler := endpoint.handler) is None:
-            request.infer(self.core, route.model, route.version, self.shedder.lost)
+            request.infer(self.core, route.model, route.version, self.shedder.lost, self.access)
         else:
             payload = handler(self._services, route, request)
             if inspect.iscoroutine(payload):
@@ -112,7 +112,7 @@ class RequestHandler:
             if self.memory.exceeded:
                 request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
             else:
-                request.infer(self.core, route.model, route.version, self.shedder.lost)
+                request.infer(self.core, route.model, route.version, self.shedder.lost, self.access)
         except Exception as error:  # noqa: BLE001  # it is logged
             request.fail_unexpectedly(error)
 

@@ -48,6 +48,7 @@ class Route(msgspec.Struct, frozen=True):
     model: str = ""
     version: str = ""
     file: str = ""
+    region: str = ""
 
     @property
     def infers(self) -> bool:
@@ -80,10 +81,10 @@ def find_route(url: bytes) -> Route | None:
         if match := pattern.fullmatch(path):
             groups = match.groupdict("")
             try:
-                model = unquote_to_bytes(groups.get("model", "")).decode()
+                model, region = (unquote_to_bytes(groups.get(name, "")).decode() for name in ("model", "region"))
             except UnicodeDecodeError:
                 return None
-            return Route(endpoints, model, groups.get("version", ""), groups.get("file", ""))
+            return Route(endpoints, model, groups.get("version", ""), groups.get("file", ""), region)
     return None
 
 
@@ -120,7 +121,7 @@ async def metrics(services: Services, route: Route, request: RequestCycle) -> An
 
 
 def _server_metadata(services: Services, route: Route, request: RequestCycle) -> Any:
-    return server_metadata()
+    return server_metadata(services.core)
 
 
 def _live(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -189,16 +190,42 @@ def _set_log(services: Services, route: Route, request: RequestCycle) -> Any:
     return services.core.log_settings(_object(request.body))
 
 
+class _Registration(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
 def _shared_memory_status(services: Services, route: Route, request: RequestCycle) -> Any:
-    return []
+    return services.core.shared_memory.status(route.region)
 
 
-def _unregister(services: Services, route: Route, request: RequestCycle) -> Any:
+def _register(services: Services, route: Route, request: RequestCycle) -> Any:
+    wanted = _Registration("", 0)
+    if services.core.shared_memory.enabled:  # else that is what is said, whatever is sent
+        try:
+            wanted = msgspec.convert(_object(request.body), _Registration)
+        except msgspec.ValidationError as error:
+            raise InvalidError(f"no registration of shared memory: {error}; give key and byte_size") from None
+    services.core.shared_memory.register(route.region, wanted.key, wanted.offset, wanted.byte_size)
     return TextResponse(b"")
 
 
-def _reject_registration(services: Services, route: Route, request: RequestCycle) -> Any:
-    raise UnsupportedError("no shared memory is registered here; send tensors in binary, which is as fast on one host")
+def _unregister(services: Services, route: Route, request: RequestCycle) -> Any:
+    services.core.shared_memory.unregister(route.region)
+    return TextResponse(b"")
+
+
+def _cuda_status(services: Services, route: Route, request: RequestCycle) -> Any:
+    return []
+
+
+def _cuda_unregister(services: Services, route: Route, request: RequestCycle) -> Any:
+    return TextResponse(b"")
+
+
+def _reject_cuda(services: Services, route: Route, request: RequestCycle) -> Any:
+    raise UnsupportedError("memory of a GPU is not registered here; send tensors in binary")
 
 
 async def _generate(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -237,7 +264,8 @@ def _reject_named_repository(services: Services, route: Route, request: RequestC
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)"
 _VERSION = rf"{_MODEL}(?:/versions/(?P<version>[0-9]+))?"
-_REGION = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
+_REGION = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
+_CUDA_REGION = r"/v2/cudasharedmemory(?:/region/[^/]+)?"
 
 ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
     (rf"{_VERSION}/infer", {b"POST": Endpoint(None, Permission.INFER)}),
@@ -274,8 +302,11 @@ ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
         {b"POST": Endpoint(_reject_named_repository, Permission.CONTROL)},
     ),
     (rf"{_REGION}/status", {b"GET": Endpoint(_shared_memory_status, Permission.METADATA)}),
-    (rf"{_REGION}/register", {b"POST": Endpoint(_reject_registration, Permission.INFER)}),
-    (rf"{_REGION}/unregister", {b"POST": Endpoint(_unregister, Permission.INFER)}),
+    (rf"{_REGION}/register", {b"POST": Endpoint(_register, Permission.SHARE)}),
+    (rf"{_REGION}/unregister", {b"POST": Endpoint(_unregister, Permission.SHARE)}),
+    (rf"{_CUDA_REGION}/status", {b"GET": Endpoint(_cuda_status, Permission.METADATA)}),
+    (rf"{_CUDA_REGION}/register", {b"POST": Endpoint(_reject_cuda, Permission.INFER)}),
+    (rf"{_CUDA_REGION}/unregister", {b"POST": Endpoint(_cuda_unregister, Permission.INFER)}),
 ]
 _PATTERNS = [(re.compile(path), endpoints) for path, endpoints in ROUTES]
 
