@@ -85,6 +85,7 @@ async def running(
             log=log,
             tracer=tracer,
             no_loads=NO_LOADS[settings.model_control_mode],
+            response_cache=settings.response_cache,
             client_memory=(settings.max_body, settings.max_memory) if settings.allow_client_shm else None,
         )
         told = telling(server.starting, progress)

@@ -93,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
     max_queue_delay: seconds, for models that set none themselves; None: 0.
+    response_cache: bytes of answers that are kept; None: none.
     allow_client_shm: whether callers of this machine may register shared memory.
     max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
@@ -128,6 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     forecast: ForecastOptions
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
+    response_cache: int | None
     allow_client_shm: bool
     max_body: int
     max_memory: int
@@ -224,6 +226,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     forecast: _ForecastEntry = msgspec.field(default_factory=_ForecastEntry)
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
+    response_cache: str | None = None
     allow_client_shm: bool = False
     max_body: str = "64MiB"
     max_memory: str = "1GiB"
@@ -290,6 +293,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         max_queue_delay=None
         if file.max_queue_delay is None
         else units.parse_seconds(str(file.max_queue_delay), f"{place}: max_queue_delay"),
+        response_cache=None if file.response_cache is None else _bytes(file.response_cache, f"{place}: response_cache"),
         allow_client_shm=file.allow_client_shm,
         max_body=_bytes(file.max_body, f"{place}: max_body"),
         max_memory=_bytes(file.max_memory, f"{place}: max_memory"),

@@ -30,6 +30,11 @@ class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
     ensemble: Ensemble | None = None
 
     @property
+    def caches(self) -> bool:
+        """Whether its configuration asks for a response cache."""
+        return self.entry.config.response_cache.enable
+
+    @property
     def timeout(self) -> float:
         """Seconds within which a request is to be answered that says nothing of it."""
         batching = self.entry.config.dynamic_batching

@@ -8,20 +8,34 @@ import time
 from collections import defaultdict
 
 from cotenant.errors import RequestError, UnavailableError
+from cotenant.live.deployment import ServableModel
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse
+from cotenant.live.response_cache import ResponseCache
 from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 
 POLL_INTERVAL = 0.001  # seconds between two polls of workers while callers keep the event loop busy
+NO_REQUEST = 0  # the id of a request that the driver has not heard of; it counts from 1
 DRAIN_INTERVAL = 0.01  # seconds between two checks for requests in flight while the server drains
 
 
 class InferenceService:
     """Admit requests, give each its deadline, and answer its caller once."""
 
-    def __init__(self, state: ServingState, driver: Driver, rollouts: RolloutDriver) -> None:
+    def __init__(
+        self,
+        state: ServingState,
+        driver: Driver,
+        rollouts: RolloutDriver,
+        observer: ServingObserver,
+        cache: ResponseCache | None = None,
+    ) -> None:
+        """cache: of answers, for the models that ask for it; None: there is none."""
+        self._observer = observer
+        self._cache = cache
         self._state = state
         self._driver = driver
         self._rollouts = rollouts
@@ -40,6 +54,33 @@ class InferenceService:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
         self._poll()
         offered = state.deployment.offered[request.model]
+        if self._cache is not None and offered.caches:
+            return self._infer_cached(self._cache, request, offered, done, lost)
+        return self._submit(request, offered, done, lost)
+
+    def _infer_cached(
+        self, cache: ResponseCache, request: InferRequest, offered: ServableModel, done: Done, lost: float
+    ) -> int:
+        """Answer from the cache, or keep the answer there. What is answered from it is counted as served, and not as
+        work that plans are made for."""
+        began = time.monotonic()
+        key = cache.key(offered, request.inputs)
+        outputs = cache.get(key)
+        now = time.monotonic()
+        if outputs is not None:
+            self._observer.answered_from_cache(request.model, began, now)
+            done(InferResponse(model=offered.info.name, version=offered.info.version, id=request.id, outputs=outputs))
+            return NO_REQUEST
+        self._observer.missed_in_cache(request.model, now - began)
+
+        def kept(result: InferResponse | RequestError) -> None:
+            if isinstance(result, InferResponse):
+                cache.put(key, result.outputs)
+            done(result)
+
+        return self._submit(request, offered, kept, lost)
+
+    def _submit(self, request: InferRequest, offered: ServableModel, done: Done, lost: float) -> int:
         info = offered.info
 
         def answered(result: Tensors | RequestError) -> None:

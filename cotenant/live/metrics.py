@@ -347,6 +347,10 @@ _TRITON: tuple[tuple[str, str, Callable[[ModelCounts], float]], ...] = (
     ("nv_inference_compute_input_duration_us", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
     ("nv_inference_compute_infer_duration_us", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
     ("nv_inference_compute_output_duration_us", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
+    ("nv_cache_num_hits_per_model", "Requests answered from the response cache.", lambda m: m.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests that were not in the response cache.", lambda m: m.cache_miss.count),
+    ("nv_cache_hit_duration_per_model", "Time to find answers, in us.", lambda m: m.cache_hit.seconds * 1e6),
+    ("nv_cache_miss_duration_per_model", "Time to find none, in us.", lambda m: m.cache_miss.seconds * 1e6),
 )
 
 _PARTITION: tuple[

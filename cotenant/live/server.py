@@ -24,6 +24,7 @@ from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
 from cotenant.live.page import PageFeed
+from cotenant.live.response_cache import ResponseCache
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import FoundModels, ServingState
@@ -49,6 +50,7 @@ class Server:
     two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
     makes traces of requests. no_loads: why callers may not load and
     unload models; "" where they may. client_memory: limits of callers' shared memory; None: there is none.
+    response_cache: bytes of the response cache; None: there is none.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Server:
         tracer: Tracer | None = None,
         no_loads: str = "",
         client_memory: ClientMemory | None = None,
+        response_cache: int | None = None,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
@@ -107,7 +110,8 @@ class Server:
         self._rollouts = rollouts
         self._deployments = deployments
         self._repository = ModelRepository(state, rollouts)
-        self._inference = InferenceService(state, driver, rollouts)
+        cache = None if response_cache is None else ResponseCache(response_cache)
+        self._inference = InferenceService(state, driver, rollouts, observer, cache)
         self._first = deployment
         self._no_loads = no_loads
         self._adaptation = (

@@ -58,6 +58,14 @@ class ServingObserver:
     def ended(self, reply: Reply, now: float) -> None:
         self.models[reply.requests[0].model].ended(reply, now)
 
+    def answered_from_cache(self, model: str, began: float, now: float) -> None:
+        """Count a request that was answered from the response cache."""
+        self.models[model].answered_from_cache(began, now)
+
+    def missed_in_cache(self, model: str, seconds: float) -> None:
+        """Count a request that was looked for in the response cache in vain."""
+        self.models[model].cache_miss.add(seconds)
+
     def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
         facts = self._facts(lane)
         partition = facts.partition

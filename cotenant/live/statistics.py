@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cotenant.core.identity import LaneId
-from cotenant.core.request import Outcome
+from cotenant.core.request import Outcome, Request
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.measure.ledger import OutcomeLedger
 from cotenant.runtime.events import Reply
@@ -59,10 +59,10 @@ class ModelCounts:
     """Count what a server sees of one model: the ledger of outcomes, and how long the phases of requests and batches
     took.
 
-    queue, gather, infer, scatter: of each served request, the phases of its whole batch; fail: of the others, arrival
-    to end. The pause of a batch that was held back to stay within its share counts as inference. batches: by rows;
-    partitions: by partition, those that are in no plan any more together. last: when a request was last served, in
-    seconds of the driver's clock.
+    cache_hit, cache_miss: looking for answers in the response cache. queue, gather, infer, scatter: of each served
+    request, the phases of its whole batch; fail: of the others, arrival to end. The pause of a batch that was held back
+    to stay within its share counts as inference. batches: by rows; partitions: by partition, those that are in no plan
+    any more together. last: when a request was last served, in seconds of the driver's clock.
     """
 
     def __init__(self, name: str, version: str) -> None:
@@ -75,6 +75,8 @@ class ModelCounts:
         self.gather = DurationSum()
         self.infer = DurationSum()
         self.scatter = DurationSum()
+        self.cache_hit = DurationSum()
+        self.cache_miss = DurationSum()
         self.batches: dict[int, BatchPhases] = {}
         self.partitions: dict[PartitionLabel, PartitionBatches] = {}
         self._timings: dict[LaneId, Timing] = {}  # of the last batch of each lane
@@ -108,6 +110,12 @@ class ModelCounts:
         times.alone.add(alone)
         times.busy += observed
 
+    def answered_from_cache(self, began: float, now: float) -> None:
+        """Count a request that was answered from the response cache: it is served, and ran in no batch."""
+        self.cache_hit.add(now - began)
+        self.last = now
+        self.ledger.ended((Request(0, self.name, began, now),), Outcome.SERVED, now)
+
     def ended(self, reply: Reply, now: float) -> None:
         """Count requests of this model that have ended as that reply says."""
         count = len(reply.requests)
@@ -129,7 +137,6 @@ class ModelCounts:
 
     def to_json(self, epoch: float) -> dict[str, Any]:
         """Return one entry of Triton's `model_stats`. epoch: what the driver's clock calls 0, in seconds since 1970."""
-        none = {"count": 0, "ns": 0}
         ledger = self.ledger
         return {
             "name": self.name,
@@ -144,8 +151,8 @@ class ModelCounts:
                 "compute_input": self.gather.to_json(),
                 "compute_infer": self.infer.to_json(),
                 "compute_output": self.scatter.to_json(),
-                "cache_hit": none,
-                "cache_miss": none,
+                "cache_hit": self.cache_hit.to_json(),
+                "cache_miss": self.cache_miss.to_json(),
             },
             "response_stats": {},
             "batch_stats": [

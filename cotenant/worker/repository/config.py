@@ -107,6 +107,10 @@ class Cuda(msgspec.Struct, frozen=True):
     graph_spec: tuple[GraphSpec, ...] = ()
 
 
+class ResponseCache(msgspec.Struct, frozen=True):
+    enable: bool = False
+
+
 class Optimization(msgspec.Struct, frozen=True):
     cuda: Cuda = Cuda()
 
@@ -129,6 +133,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     default_model_filename: str = ""
     runtime: str = ""
     optimization: Optimization = Optimization()
+    response_cache: ResponseCache = ResponseCache()
     model_warmup: tuple[Warmup, ...] = ()
     ensemble_scheduling: EnsembleScheduling | None = None
     parameters: dict[str, Parameter] = {}
