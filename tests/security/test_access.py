@@ -35,6 +35,7 @@ HTTP = {
     "GET /cotenant/status": "observe",
     "POST /cotenant/reload": "control",
     "GET /metrics": "observe",
+    "GET /openapi.json": "metadata",
     "GET /v2": "metadata",
     "GET /v2/health/live": "public",
     "GET /v2/health/ready": "public",
@@ -49,12 +50,16 @@ HTTP = {
     "POST /v2/models/m/generate_stream": "infer",
     "GET /v2/trace/setting": "observe",
     "POST /v2/trace/setting": "control",
+    "GET /v2/models/m/trace/setting": "observe",
+    "POST /v2/models/m/trace/setting": "control",
     "GET /v2/logging": "observe",
     "POST /v2/logging": "control",
     "POST /v2/repository/index": "metadata",
     "POST /v2/repository/models/m/load": "control",
     "POST /v2/repository/models/m/unload": "control",
     "POST /v2/repository/other/index": "control",
+    "POST /v2/repository/other/models/m/load": "control",
+    "POST /v2/repository/other/models/m/unload": "control",
     "GET /v2/systemsharedmemory/status": "metadata",
     "POST /v2/systemsharedmemory/register": "share",
     "POST /v2/systemsharedmemory/unregister": "share",
@@ -86,18 +91,10 @@ GRPC = {
 }
 
 
-def path_of(pattern: str) -> str:
-    """Return the simplest path that a pattern of the routes matches."""
-    path = re.sub(r"\(\?:/versions/[^)]*\)+\?", "", pattern)
-    path = (
-        path.replace("(?P<model>[^/]+)", "m")
-        .replace("(?:/region/[^/]+)?", "")
-        .replace("(?:/region/(?P<region>[^/]+))?", "")
-    )
-    path = path.replace("(?P<file>[^/]+)", "page.js").replace("[^/]+", "other")
-    path = path.replace("(?:/v2|/v2/models/m)", "/v2").replace("(?:index|models/other/(?:un)?load)", "index")
-    assert re.fullmatch(pattern, path) is not None, (pattern, path)
-    return path
+def path_of(template: str) -> str:
+    """Return the simplest path of a route."""
+    names = {"model": "m", "file": "page.js", "repository": "other"}
+    return re.sub(r"\{(\w+)\}", lambda found: names[found[1]], re.sub(r"\[.*?\]", "", template))
 
 
 HTTP_ROUTES = [

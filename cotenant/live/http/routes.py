@@ -22,6 +22,7 @@ from cotenant.errors import (
 )
 from cotenant.live.access import Permission
 from cotenant.live.generate import EVENTS, decode_generate, encode_generate, error_event, event
+from cotenant.live.http.openapi import Registration, openapi_document
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.response import EventStream, TextResponse
 from cotenant.live.metrics import render
@@ -65,10 +66,14 @@ Handler = Callable[[Services, Route, RequestCycle], Any] | None
 
 
 class Endpoint(NamedTuple):
-    """What a method of a path does, and what a caller needs for it."""
+    """What a method of a path does, and what a caller needs for it. summary, takes, gives: for the OpenAPI document, as
+    `openapi.Described` has them."""
 
     handler: Handler
     permission: Permission
+    summary: str
+    takes: str = ""
+    gives: str = ""
 
 
 def find_route(url: bytes) -> Route | None:
@@ -190,21 +195,15 @@ def _set_log(services: Services, route: Route, request: RequestCycle) -> Any:
     return services.core.log_settings(_object(request.body))
 
 
-class _Registration(msgspec.Struct):
-    key: str
-    byte_size: int
-    offset: int = 0
-
-
 def _shared_memory_status(services: Services, route: Route, request: RequestCycle) -> Any:
     return services.core.shared_memory.status(route.region)
 
 
 def _register(services: Services, route: Route, request: RequestCycle) -> Any:
-    wanted = _Registration("", 0)
+    wanted = Registration("", 0)
     if services.core.shared_memory.enabled:  # else that is what is said, whatever is sent
         try:
-            wanted = msgspec.convert(_object(request.body), _Registration)
+            wanted = msgspec.convert(_object(request.body), Registration)
         except msgspec.ValidationError as error:
             raise InvalidError(f"no registration of shared memory: {error}; give key and byte_size") from None
     services.core.shared_memory.register(route.region, wanted.key, wanted.offset, wanted.byte_size)
@@ -262,53 +261,95 @@ def _reject_named_repository(services: Services, route: Route, request: RequestC
     raise UnsupportedError("there is one model repository, and it is not named in the address")
 
 
-_MODEL = r"/v2/models/(?P<model>[^/]+)"
-_VERSION = rf"{_MODEL}(?:/versions/(?P<version>[0-9]+))?"
-_REGION = r"/v2/systemsharedmemory(?:/region/(?P<region>[^/]+))?"
-_CUDA_REGION = r"/v2/cudasharedmemory(?:/region/[^/]+)?"
+def _openapi(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _DOCUMENT
 
+
+_TRACE = {
+    b"GET": Endpoint(_trace_setting, Permission.OBSERVE, "Settings of traces", gives="object"),
+    b"POST": Endpoint(_set_trace, Permission.CONTROL, "The same; a change is refused", "object", "object"),
+}
+_NAMED_REPOSITORY = {b"POST": Endpoint(_reject_named_repository, Permission.CONTROL, "Not supported: 501")}
+_MODEL = "/v2/models/{model}"
+_VERSION = f"{_MODEL}[/versions/{{version}}]"
+_REPOSITORY = "/v2/repository/{repository}"
+_REGION = "/v2/systemsharedmemory[/region/{region}]"
+_CUDA_REGION = "/v2/cudasharedmemory[/region/{region}]"
+
+# By template: `{name}` is a part of the path, and what stands in brackets may be left out.
 ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
-    (rf"{_VERSION}/infer", {b"POST": Endpoint(None, Permission.INFER)}),
-    (r"/", {b"GET": Endpoint(_page, Permission.PUBLIC)}),
-    (r"/cotenant/page/(?P<file>[^/]+)", {b"GET": Endpoint(_page, Permission.PUBLIC)}),
-    (r"/cotenant/events", {b"GET": Endpoint(_events, Permission.OBSERVE)}),
-    (r"/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE)}),
-    (r"/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL)}),
-    (r"/metrics", {b"GET": Endpoint(metrics, Permission.OBSERVE)}),
-    (r"/v2", {b"GET": Endpoint(_server_metadata, Permission.METADATA)}),
-    (r"/v2/health/live", {b"GET": Endpoint(_live, Permission.PUBLIC)}),
-    (r"/v2/health/ready", {b"GET": Endpoint(_ready, Permission.PUBLIC)}),
-    (r"/v2/models", {b"GET": Endpoint(_models, Permission.METADATA)}),
-    (r"/v2/models/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE)}),
-    (rf"{_VERSION}", {b"GET": Endpoint(_model_metadata, Permission.METADATA)}),
-    (rf"{_VERSION}/ready", {b"GET": Endpoint(_model_ready, Permission.METADATA)}),
-    (rf"{_VERSION}/config", {b"GET": Endpoint(_config, Permission.METADATA)}),
-    (rf"{_VERSION}/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE)}),
-    (rf"{_VERSION}/generate", {b"POST": Endpoint(_generate, Permission.INFER)}),
-    (rf"{_VERSION}/generate_stream", {b"POST": Endpoint(_generate_stream, Permission.INFER)}),
+    (f"{_VERSION}/infer", {b"POST": Endpoint(None, Permission.INFER, "Infer", "InferBody", "InferAnswer")}),
+    ("/", {b"GET": Endpoint(_page, Permission.PUBLIC, "The web page", gives="text/html")}),
+    ("/cotenant/page/{file}", {b"GET": Endpoint(_page, Permission.PUBLIC, "A file of the page", gives="*/*")}),
     (
-        rf"(?:/v2|{_MODEL})/trace/setting",
-        {b"GET": Endpoint(_trace_setting, Permission.OBSERVE), b"POST": Endpoint(_set_trace, Permission.CONTROL)},
+        "/cotenant/events",
+        {b"GET": Endpoint(_events, Permission.OBSERVE, "What the page shows, as events", gives="text/event-stream")},
+    ),
+    ("/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE, "Models, plan and workers", gives="object")}),
+    ("/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL, "Reload the configuration")}),
+    ("/metrics", {b"GET": Endpoint(metrics, Permission.OBSERVE, "Metrics for Prometheus", gives="text/plain")}),
+    ("/openapi.json", {b"GET": Endpoint(_openapi, Permission.METADATA, "This document", gives="object")}),
+    ("/v2", {b"GET": Endpoint(_server_metadata, Permission.METADATA, "The server", gives="ServerMetadata")}),
+    ("/v2/health/live", {b"GET": Endpoint(_live, Permission.PUBLIC, "Whether the server is live", gives="object")}),
+    ("/v2/health/ready", {b"GET": Endpoint(_ready, Permission.PUBLIC, "Whether it serves", gives="object")}),
+    ("/v2/models", {b"GET": Endpoint(_models, Permission.METADATA, "Names of the ready models", gives="object")}),
+    ("/v2/models/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE, "Statistics of all", gives="object")}),
+    (_VERSION, {b"GET": Endpoint(_model_metadata, Permission.METADATA, "Inputs and outputs", gives="ModelMetadata")}),
+    (f"{_VERSION}/ready", {b"GET": Endpoint(_model_ready, Permission.METADATA, "Whether it serves", gives="object")}),
+    (f"{_VERSION}/config", {b"GET": Endpoint(_config, Permission.METADATA, "Triton's ModelConfig", gives="object")}),
+    (f"{_VERSION}/stats", {b"GET": Endpoint(_statistics, Permission.OBSERVE, "Statistics", gives="object")}),
+    (
+        f"{_VERSION}/generate",
+        {b"POST": Endpoint(_generate, Permission.INFER, "Infer with plain values", "object", "object")},
     ),
     (
-        r"/v2/logging",
-        {b"GET": Endpoint(_log_settings, Permission.OBSERVE), b"POST": Endpoint(_set_log, Permission.CONTROL)},
+        f"{_VERSION}/generate_stream",
+        {b"POST": Endpoint(_generate_stream, Permission.INFER, "The same, as an event", "object", "text/event-stream")},
     ),
-    (r"/v2/repository/index", {b"POST": Endpoint(_index, Permission.METADATA)}),
-    (r"/v2/repository/models/(?P<model>[^/]+)/load", {b"POST": Endpoint(_load, Permission.CONTROL)}),
-    (r"/v2/repository/models/(?P<model>[^/]+)/unload", {b"POST": Endpoint(_unload, Permission.CONTROL)}),
+    ("/v2/trace/setting", _TRACE),
+    (f"{_MODEL}/trace/setting", _TRACE),
     (
-        r"/v2/repository/[^/]+/(?:index|models/[^/]+/(?:un)?load)",
-        {b"POST": Endpoint(_reject_named_repository, Permission.CONTROL)},
+        "/v2/logging",
+        {
+            b"GET": Endpoint(_log_settings, Permission.OBSERVE, "Settings of the log", gives="object"),
+            b"POST": Endpoint(_set_log, Permission.CONTROL, "The same; a change is refused", "object", "object"),
+        },
     ),
-    (rf"{_REGION}/status", {b"GET": Endpoint(_shared_memory_status, Permission.METADATA)}),
-    (rf"{_REGION}/register", {b"POST": Endpoint(_register, Permission.SHARE)}),
-    (rf"{_REGION}/unregister", {b"POST": Endpoint(_unregister, Permission.SHARE)}),
-    (rf"{_CUDA_REGION}/status", {b"GET": Endpoint(_cuda_status, Permission.METADATA)}),
-    (rf"{_CUDA_REGION}/register", {b"POST": Endpoint(_reject_cuda, Permission.INFER)}),
-    (rf"{_CUDA_REGION}/unregister", {b"POST": Endpoint(_cuda_unregister, Permission.INFER)}),
+    (
+        "/v2/repository/index",
+        {b"POST": Endpoint(_index, Permission.METADATA, "Models and their states", "object", "Index")},
+    ),
+    (
+        "/v2/repository/models/{model}/load",
+        {b"POST": Endpoint(_load, Permission.CONTROL, "Load a model, or load it again", "object")},
+    ),
+    ("/v2/repository/models/{model}/unload", {b"POST": Endpoint(_unload, Permission.CONTROL, "Unload it", "object")}),
+    (f"{_REPOSITORY}/index", _NAMED_REPOSITORY),
+    (f"{_REPOSITORY}/models/{{model}}/load", _NAMED_REPOSITORY),
+    (f"{_REPOSITORY}/models/{{model}}/unload", _NAMED_REPOSITORY),
+    (
+        f"{_REGION}/status",
+        {b"GET": Endpoint(_shared_memory_status, Permission.METADATA, "Registered regions", gives="Regions")},
+    ),
+    (
+        f"{_REGION}/register",
+        {b"POST": Endpoint(_register, Permission.SHARE, "Register shared memory", "Registration")},
+    ),
+    (f"{_REGION}/unregister", {b"POST": Endpoint(_unregister, Permission.SHARE, "Forget regions")}),
+    (f"{_CUDA_REGION}/status", {b"GET": Endpoint(_cuda_status, Permission.METADATA, "None", gives="Regions")}),
+    (f"{_CUDA_REGION}/register", {b"POST": Endpoint(_reject_cuda, Permission.INFER, "Not supported: 501")}),
+    (f"{_CUDA_REGION}/unregister", {b"POST": Endpoint(_cuda_unregister, Permission.INFER, "Forget none")}),
 ]
-_PATTERNS = [(re.compile(path), endpoints) for path, endpoints in ROUTES]
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    escaped = re.escape(template).replace(r"\[", "(?:").replace(r"\]", ")?")
+    escaped = escaped.replace(r"\{version\}", "(?P<version>[0-9]+)")
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", escaped))
+
+
+_PATTERNS = [(_pattern(template), endpoints) for template, endpoints in ROUTES]
+_DOCUMENT = openapi_document(ROUTES)
 
 
 def _object(body: Data) -> dict[str, Any]:
