@@ -40,7 +40,7 @@ class DeploymentBuilder:
 
     force: measure again what was measured in an earlier run. full: profile every point of the grid, not only a few.
     corrections: of profiles, that plans count with. found: hears which models there are as soon as that is known, and
-    again once all have been described.
+    again once all have been described. say: hears what is done next, in words.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class DeploymentBuilder:
         full: bool = False,
         corrections: ProfileCorrections | None = None,
         found: Callable[[FoundModels], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._fleet = backend.fleet()
@@ -62,6 +63,7 @@ class DeploymentBuilder:
         self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full)
         self._given = _given_profiles(settings)
         self._found = found
+        self.say = say
         self._told: dict[str, dict[str, str]] = {}  # what of a model's configuration was said to be ignored
         self.corrections = ProfileCorrections() if corrections is None else corrections
 
@@ -103,6 +105,7 @@ class DeploymentBuilder:
         counted = self.corrections.factors(problem)
         for model, slowdown in (slowdowns or {}).items():
             counted[model] = max(slowdown, counted.get(model, 1.0))
+        self.say("planning")
         # In a thread: a server goes on meanwhile.
         slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, counted))
         plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner)
@@ -125,6 +128,7 @@ class DeploymentBuilder:
         Raises NotFoundError for a name that the repository does not have, ConfigError for settings of a model that it
         does not have, and where none of the models that are asked for can be served.
         """
+        self.say("reading the models")
         entries, broken = await asyncio.to_thread(self._scan, configs)
         entries |= {name: servable.entry for name, servable in kept.models.items()}
         broken = {name: reason for name, reason in broken.items() if name not in kept.models}

@@ -89,7 +89,9 @@ async def running(
             client_memory=(settings.max_body, settings.max_memory) if settings.allow_client_shm else None,
         )
         told = telling(server.starting, progress)
-        builder = DeploymentBuilder(settings, backend, told, corrections=corrections, found=server.found)
+        builder = DeploymentBuilder(
+            settings, backend, told, corrections=corrections, found=server.found, say=server.starting
+        )
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
         http = HttpServer(

@@ -17,6 +17,8 @@ from cotenant.profiling.pace import ProfilingPace
 
 logger = logging.getLogger(__name__)
 
+MEASURING = "measuring what other programs use"
+
 
 class Prepared(NamedTuple):
     """Hold what a server starts with. learnt: in an earlier run, by the same plan."""
@@ -57,6 +59,7 @@ async def prepare_deployment(builder: DeploymentBuilder, models: Collection[str]
             return Prepared(before, learnt)
     load = None
     if settings.backend == "cpu" and builder.measured_profiles(described):  # given ones are taken as they are
+        builder.say(MEASURING)
         load = await asyncio.to_thread(measure_load)
     return await _planned(builder, described, load)
 

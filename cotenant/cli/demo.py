@@ -18,7 +18,7 @@ from cotenant.app.backend import create_backend
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.lifecycle import check_ports, running
 from cotenant.app.running_server import Addresses, RunningServer
-from cotenant.app.startup import Prepared
+from cotenant.app.startup import MEASURING, Prepared
 from cotenant.cli.client import body_of, infer
 from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo_once
 from cotenant.cli.examples import ExampleRepository, build_zoo
@@ -94,12 +94,14 @@ async def run(
 
         async def prepare(builder: DeploymentBuilder) -> Prepared:
             described = await builder.describe([model.name for model in built])
+            builder.say(MEASURING)
             load = await asyncio.to_thread(measure_load) if backend.name == "cpu" else None
             slowdowns = slowdowns_under(load, described.problem.profiles)
             if load is not None and load.busy:
                 told.append(f"Busy machine: {describe_load(load, slowdowns)}.")
                 if not json:
                     print_labelled("busy machine:", describe_load(load, slowdowns), console)
+            builder.say("planning")
             chosen = await asyncio.to_thread(plan_demo_once, described.problem, settings, slowdowns)
             told.extend([*(f"Cannot be kept: {line}." for line in chosen.missed), f"{_describe_rates(chosen)}."])
             deployment = msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan)

@@ -113,6 +113,7 @@ class Server:
         cache = None if response_cache is None else ResponseCache(response_cache)
         self._inference = InferenceService(state, driver, rollouts, observer, cache)
         self._first = deployment
+        self._has_started = False
         self._no_loads = no_loads
         self._adaptation = (
             None if adaptation is None else Adaptation(adaptation, state, driver, observer, rollouts, backend, events)
@@ -125,8 +126,9 @@ class Server:
     # Its life
 
     def starting(self, how_far: str) -> None:
-        """Hear how far the start of the server is, in words."""
-        self._state.startup = how_far
+        """Hear how far the start of the server is, in words; what is prepared later is no start."""
+        if not self._has_started:
+            self._state.startup = how_far
 
     def found(self, models: FoundModels) -> None:
         """Hear which models the server will serve once it has started, and which it cannot."""
@@ -149,6 +151,7 @@ class Server:
         await self._deployments.start(first)
         self._inference.open()
         self.starting("")
+        self._has_started = True
         if self._adaptation is not None:
             self._adaptation.start(learnt)
 

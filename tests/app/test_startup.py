@@ -21,6 +21,7 @@ from cotenant.cli.status import status_view
 from cotenant.config import Settings, read_profiles_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError
+from cotenant.live.server import Server
 from cotenant.live.status import Status
 from cotenant.profiling.machine_load import MachineLoad
 from cotenant.worker.repository import Entry
@@ -111,6 +112,35 @@ def test_server_is_live_and_says_how_far_it_is_while_it_prepares(tmp_path: Path)
             assert seen["infer"][0] == 503 and "the server is starting: profiling identity" in seen["infer"][1]
             assert await asyncio.to_thread(ask, port, "GET", "/v2/health/ready") == (200, '{"ready":true}')
             assert json.loads((await asyncio.to_thread(ask, port, "GET", "/cotenant/status"))[1])["startup"] == ""
+
+    asyncio.run(main())
+
+
+def test_start_tells_each_of_its_steps_and_what_is_prepared_later_is_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = msgspec.structs.replace(settings_of(tmp_path), adapt=False)
+    told: list[str] = []
+    hear = Server.starting
+
+    def starting(server: Server, how_far: str) -> None:
+        hear(server, how_far)
+        told.append(server.startup())
+
+    monkeypatch.setattr(Server, "starting", starting)
+
+    async def main() -> None:
+        builders: list[DeploymentBuilder] = []
+
+        async def prepare(builder: DeploymentBuilder) -> Prepared:
+            builders.append(builder)
+            return await prepare_deployment(builder)
+
+        async with running(settings, Cpu(), prepare) as server:
+            assert told == ["reading the models", "planning", "starting the workers", ""]
+            builders[0].progress("another", 0, 4, 1, 1)
+            await builders[0].describe()
+            assert set(told[4:]) == {""} and (await server.status()).ready
 
     asyncio.run(main())
 
