@@ -92,7 +92,7 @@ TRAFFIC_TARGETS_MS = {"ssd": 90, "goo": 112, "vgg": 112}
 
 TABLE05 = {
     "Clipper": (True, True, True, True, False, False),
-    "MArk": (True, False, True, True, False, False),
+    "MArk": (True, False, True, False, False, False),
     "INFaaS": (True, True, True, True, False, False),
     "Nexus": (True, True, True, True, False, False),
     "GSLICE": (True, True, False, False, True, False),

@@ -1,8 +1,9 @@
 """Compute cells of InSS' tables: theirs on RTX 2060s, and ours on the V100 of iGniter's authors by InSS' protocol.
 
 InSS published no profile, so its predictions cannot be recomputed. Its method can: least squares on 16 runs of each
-model in isolation (4 batches, 4 shares) and five under co-location; then predicted latencies under co-location that
-were not used for fitting. On the V100 there are only pairs whose shares add up to the device.
+model in isolation (4 batches, 4 shares) and five under co-location. The cells in isolation are among those 16, and a
+few of those under co-location among the five: each cell says whether it was fitted to. On the V100 there are only pairs
+whose shares add up to the device.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Hold one cell.
 
     models: the first one's latency, co-located with the others; * marks fixed ones. x: batch, or share in percent.
+    fitted: whether the predictor was fitted to this measurement; None where nobody says.
     """
 
     origin: str
@@ -39,6 +41,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     observed_ms: float
     predicted_ms: float
     error_percent: float
+    fitted: bool | None = None
 
 
 def published_rows(table: int) -> list[Row]:
@@ -57,7 +60,8 @@ def measured_row(models: str, x: int, batch: int, share: int, fixed: int, seed: 
     victim = Load(NAMES[first], v100.KIND, batch, share)
     others = tuple(Load(NAMES[name], v100.KIND, fixed, WHOLE - share) for name in colocated)
     seen = _observed()[victim, others]
-    return _row("V100, ours", models, x, 1e3 * seen, 1e3 * fitted(seed).latency(victim, others))
+    row = _row("V100, ours", models, x, 1e3 * seen, 1e3 * fitted(seed).latency(victim, others))
+    return msgspec.structs.replace(row, fitted=not others or (victim, others) in chosen_pairs(seed))
 
 
 def _row(origin: str, models: str, x: int, observed: float, predicted: float) -> Row:
@@ -66,18 +70,24 @@ def _row(origin: str, models: str, x: int, observed: float, predicted: float) ->
 
 
 @functools.cache
-def fitted(seed: int) -> Analytic:
-    """Fit the predictor as InSS does, with runs chosen by the seed."""
+def chosen_pairs(seed: int) -> dict[tuple[Load, tuple[Load, ...]], Sample]:
+    """Return the runs under co-location to fit to: COLOCATED_RUNS of each model, drawn by the seed."""
     rng = np.random.default_rng(seed)
-    profiles = {
-        key: Profile(*key, [point for point in each.points if point.batch in BATCHES and point.share in SHARES])
-        for key, each in igniter.profiles().items()
-    }
     by_victim: dict[str, list[Sample]] = {}
     for sample in v100.pairs():
         by_victim.setdefault(sample.victim.model, []).append(sample)
     chosen = [every[i] for every in by_victim.values() for i in rng.choice(len(every), COLOCATED_RUNS, replace=False)]
-    return analytic.fit(chosen, profiles)
+    return {(sample.victim, sample.colocated): sample for sample in chosen}
+
+
+@functools.cache
+def fitted(seed: int) -> Analytic:
+    """Fit the predictor as InSS does, with runs chosen by the seed."""
+    profiles = {
+        key: Profile(*key, [point for point in each.points if point.batch in BATCHES and point.share in SHARES])
+        for key, each in igniter.profiles().items()
+    }
+    return analytic.fit([*chosen_pairs(seed).values()], profiles)
 
 
 @functools.cache

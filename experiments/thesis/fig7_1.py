@@ -54,14 +54,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def run(options: Options) -> list[Row]:
-    """Compute errors. every: take one in so many choices of entries."""
+    """Compute errors. every: of the choices of entries of each row, draw one in so many at random."""
     _, _, values = thesis.alone()
     count, columns = values.shape
+    rng = np.random.default_rng(options.seed)
     tasks = [
         Task(row, hidden)
         for number in range(1, columns)
         for row in range(count)
-        for hidden in list(itertools.combinations(range(columns), number))[:: options.every]
+        for hidden in _drawn([*itertools.combinations(range(columns), number)], options.every, rng)
     ]
     found = run_tasks(errors, tasks, options, "choices of gaps")
     reported = thesis.published()
@@ -90,6 +91,12 @@ def run(options: Options) -> list[Row]:
                 )
             )
     return rows
+
+
+def _drawn(choices: Sequence[tuple[int, ...]], every: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """Return one in `every` of the choices, at least one, in their order."""
+    drawn = rng.choice(len(choices), -(-len(choices) // every), replace=False)
+    return [choices[index] for index in sorted(drawn)]
 
 
 def errors(task: Task) -> tuple[float, ...]:

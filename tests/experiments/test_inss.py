@@ -24,13 +24,16 @@ def test_published_rows_have_the_errors_that_the_paper_prints(table: int, count:
 
 
 @pytest.mark.parametrize("figure", [table2, table3], ids=["table2", "table3"])
-def test_measured_rows_have_a_median_error_below_4_percent(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_rows_that_were_not_fitted_to_have_a_mean_error_below_5_percent(figure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     rows = figure.run(Options())
     ours = [row for row in rows if row.origin == "V100, ours"]
     assert len(ours) >= 12
     alone = [row.error_percent for row in ours if "&" not in row.models]
     assert max(alone) < 4
-    assert np.median([row.error_percent for row in ours]) < 4
+    assert all(row.fitted for row in ours if "&" not in row.models), "InSS fits to its runs in isolation"
+    held_out = [row.error_percent for row in ours if not row.fitted]
+    assert len(held_out) >= 6
+    assert np.mean(held_out) < 5
     figure.plot(rows, tmp_path / "it.svg")
     assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
 

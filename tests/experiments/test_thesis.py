@@ -44,6 +44,20 @@ def test_figure_7_1_on_a_subset_compares_methods(tmp_path: Path, monkeypatch: py
     assert ET.parse(tmp_path / "it.svg").getroot().tag.endswith("svg")  # noqa: S314
 
 
+def test_subset_hides_every_column_in_some_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[fig7_1.Task] = []
+
+    def errors(task: fig7_1.Task) -> tuple[float, ...]:
+        seen.append(task)
+        return (1.0,) * len(fig7_1.METHODS)
+
+    monkeypatch.setattr(fig7_1, "errors", errors)
+    fig7_1.run(Options(every=6))
+    single = [task.hidden[0] for task in seen if len(task.hidden) == 1]
+    assert len(single) == 18, "one of six in each row"
+    assert len(set(single)) >= 4, "not the first column of each"
+
+
 def test_svd_as_published_reproduces_the_published_errors() -> None:
     """With one hidden entry a row: all 108 choices, as the data set's notes have it."""
     tasks = [fig7_1.Task(row, (column,)) for row in range(18) for column in range(6)]
