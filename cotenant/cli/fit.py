@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cotenant.cli.loading import write_file
 from cotenant.cli.options import Json, PlotFile, Seed
-from cotenant.cli.output import ProfileProgress, aside, console, print_written, progress_bars, show_json
+from cotenant.cli.output import StepProgress, aside, console, print_written, progress_bars, show_json
 from cotenant.cli.report_file import ReportFile, check_report, write_report
 from cotenant.cli.reproduce import experiment_module
 from cotenant.config import read_profiles_file, read_samples_file
@@ -130,7 +130,7 @@ def _cross_validated(
 ) -> list[PredictionErrors]:
     with progress_bars("cross-validating") as progress:
         return list(
-            cross_validate(names, samples, profiles, repeats=repeats, seed=seed, progress=ProfileProgress(progress))
+            cross_validate(names, samples, profiles, repeats=repeats, seed=seed, progress=StepProgress(progress))
         )
 
 

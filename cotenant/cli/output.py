@@ -53,24 +53,37 @@ def show_json(value: object) -> None:
     console.file.flush()  # the parent process may wait for it
 
 
-class ProfileProgress:
-    """Show a bar for each model that is being profiled, from its first point on; where there is no terminal, a line."""
+class StepProgress:
+    """Show a bar for each part of a long run, from its first step on; where there is no terminal, a line."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
-        self._pace = ProfilingPace()
 
-    def __call__(self, model: str, done: int, total: int, number: int = 1, count: int = 1) -> None:
-        words = self._pace(model, done, total, number, count)
+    def __call__(self, part: str, done: int, total: int) -> None:
+        self.show(part, done, total, f"{part}: {total} to do")
+
+    def show(self, part: str, done: int, total: int, words: str) -> None:
+        """Show how far a part is. words: the line for it."""
         if not aside.is_terminal:
             if done == 0:
                 aside.print(words, highlight=False, soft_wrap=True)
             return
-        if model not in self._tasks:
+        if part not in self._tasks:
             self._progress.start()
-            self._tasks[model] = self._progress.add_task(model, total=total)
-        self._progress.update(self._tasks[model], completed=done)
+            self._tasks[part] = self._progress.add_task(part, total=total)
+        self._progress.update(self._tasks[part], completed=done)
+
+
+class ProfileProgress:
+    """Show a bar for each model that is being profiled; where there is no terminal, a line with the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._steps = StepProgress(progress)
+        self._pace = ProfilingPace()
+
+    def __call__(self, model: str, done: int, total: int, number: int = 1, count: int = 1) -> None:
+        self._steps.show(model, done, total, self._pace(model, done, total, number, count))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.backends import Backend
 from cotenant.cli.loading import write_file
-from cotenant.cli.output import ProfileProgress, aside, progress_bars
+from cotenant.cli.output import StepProgress, aside, progress_bars
 from cotenant.config import read_samples_file
 from cotenant.errors import ConfigError
 from cotenant.live.deployment import ServableModel
@@ -38,7 +38,7 @@ def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | Non
     names = {load.model for run in runs for load in run}
     candidates = {name: candidate(offer) for name, offer in deployment.offered.items() if name in names}
 
-    async def run_all(told: ProfileProgress) -> None:
+    async def run_all(told: StepProgress) -> None:
         finished, left = len(done), max(0, wanted - len(done))
         grid = grid_of(kinds[0])
         found = measure_pairs(backend, candidates, runs, deployment.problem.profiles, done=done, count=left, grid=grid)
@@ -49,7 +49,7 @@ def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | Non
             told("co-located", finished, wanted)
 
     with progress_bars("running") as progress:
-        asyncio.run(run_all(ProfileProgress(progress)))
+        asyncio.run(run_all(StepProgress(progress)))
     _say(f"{len(samples)} samples in {path}; `cotenant fit {path} --profiles PROFILES` fits a predictor to them")
 
 

@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from cotenant.cli.output import ProfileProgress, console, print_written, progress_bars, show_json
+from cotenant.cli.output import StepProgress, console, print_written, progress_bars, show_json
 from cotenant.errors import ConfigError
 from cotenant.render.table import table
 
@@ -61,7 +61,7 @@ def reproduce(
                     every=every,
                     full=full,
                     jobs=jobs,
-                    progress=ProfileProgress(progress),
+                    progress=StepProgress(progress),
                 )
             )
         results[name] = rows

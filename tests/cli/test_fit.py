@@ -83,6 +83,7 @@ def test_fit_compare_shows_errors(program: Program, folder: Path) -> None:
     said = program(*arguments, "--plot", "errors.svg")
     assert said.code == 0, said.err
     assert "held out: random 30 %" in said.out and "held out: new victim" in said.out
+    assert "linear: " in said.err and " to do" in said.err and "profiling" not in said.err
     assert (folder / "errors.svg").stat().st_size
     verdicts = json.loads(program(*arguments, "--json").out)
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
