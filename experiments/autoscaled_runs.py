@@ -11,6 +11,7 @@ import numpy as np
 
 from cotenant.control.adaptation import ControllerCommand, ControllerEvent, Observed, Roll, RollEnded, Solve, Solved
 from cotenant.control.controller_built import ControllerBuilt, known_devices
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
 from cotenant.control.provider import DeviceProvider, FixedProvider
 from cotenant.control.revision import RolloutOutcome
@@ -142,7 +143,7 @@ def run_tracked(
         problem,
         environment,
         plan,
-        ControllerBuilt.of(problem, plan).controller(),
+        ControllerBuilt.of(problem, plan, ControllerOptions(lead=startup)).controller(),
         Replanner(problem),
         workload,
         seconds=seconds,

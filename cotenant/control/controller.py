@@ -27,7 +27,6 @@ from cotenant.control.adaptation import (
     Acquire,
     AcquisitionFailed,
     Adopted,
-    BatchLatency,
     Cause,
     ControllerCommand,
     ControllerEvent,
@@ -48,13 +47,14 @@ from cotenant.control.cooldown import Cooldown
 from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.revision import RolloutOutcome
-from cotenant.control.slowdown_monitor import SlowdownMonitor
+from cotenant.control.slowdown_monitor import SlowdownMonitor, total_latency
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
+RELEASED_WITHIN = 10.0  # seconds in which a provider takes a device back, if it does
 MAX_INTERVAL = 30.0  # seconds between two observations, beyond which counts say nothing about rates
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
 
@@ -90,7 +90,7 @@ class Controller:
         self.options = options or ControllerOptions()
         self._targets = dict(targets)
         self._devices = dict.fromkeys(devices)
-        self._releasing: set[DeviceId] = set()  # that have been given back, and are not gone yet
+        self._releasing: dict[DeviceId, float] = {}  # since when those have been given back that are not gone yet
         self._launching: Counter[str] = Counter()
         self._wanted_devices: dict[str, int] | None = None  # by kind, as the last solution has it
         self._plan: Plan | None = None
@@ -103,7 +103,7 @@ class Controller:
         self._foreign_load: float | None = None
         self._interrupted = False  # a worker was away when something was last observed
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
-        self._lead = LeadTime(self.options.launch)
+        self._lead = LeadTime(self.options.lead, self.options.launch)
         self._asked_at = 0.0  # when the plan was asked for that is under way
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
@@ -161,7 +161,7 @@ class Controller:
                 watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
                 watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
         if undisturbed:
-            self._machine.observe(_total(seen.latencies.values()), seen.seconds)
+            self._machine.observe(total_latency(seen.latencies.values()), seen.seconds)
 
     def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
         """Return corrections of profiles that batches do not keep to, with nothing else to blame."""
@@ -211,7 +211,7 @@ class Controller:
         gone = [device for device in dict.fromkeys(devices) if device in self._devices]
         for device in gone:
             del self._devices[device]
-            self._releasing.discard(device)
+            self._releasing.pop(device, None)
         if used & set(gone):
             self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
 
@@ -289,7 +289,7 @@ class Controller:
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
-            devices=tuple(sorted(self._devices.keys() - self._releasing)),
+            devices=tuple(sorted(self._kept(now))),
             launching={kind: count for kind, count in sorted(self._launching.items()) if count},
             step=need.step,
             bursts=any(watch.bursts.needed for watch in self._watches.values()),
@@ -406,8 +406,12 @@ class Controller:
 
     # Devices
 
+    def _kept(self, now: float) -> set[DeviceId]:
+        """Return the devices that can be planned for: not those just given back, which may yet stay where they are."""
+        return {device for device in self._devices if now - self._releasing.get(device, -math.inf) > RELEASED_WITHIN}
+
     def _acquire(self, now: float, commands: list[ControllerCommand]) -> None:
-        there = Counter(device.kind for device in self._devices.keys() - self._releasing)
+        there = Counter(device.kind for device in self._kept(now))
         for kind, count in sorted((self._wanted_devices or {}).items()):
             missing = count - there[kind] - self._launching[kind]
             if missing > 0:
@@ -422,7 +426,7 @@ class Controller:
         if self._wanted_devices is None or self._plan is None:
             return
         used = {device.id for device in self._plan.devices}
-        kept = self._devices.keys() - self._releasing
+        kept = self._kept(now)
         there = Counter(device.kind for device in kept)
         surplus = []
         for device in sorted(kept, reverse=True):
@@ -432,7 +436,7 @@ class Controller:
         if surplus:
             self._note(now, f"release {', '.join(surplus)}", "the rates do not need them")
             self._cooldown.released(now)
-            self._releasing.update(surplus)
+            self._releasing |= dict.fromkeys(surplus, now)
             commands.append(Release(tuple(surplus)))
 
     # For people
@@ -488,14 +492,7 @@ class Controller:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         assert self._solving is None or self._rolling is None
         assert all(count >= 0 for count in self._launching.values())
-        assert self._releasing <= self._devices.keys()
-
-
-def _total(latencies: Iterable[BatchLatency]) -> BatchLatency:
-    batches, predicted, observed = 0, 0.0, 0.0
-    for each in latencies:
-        batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
-    return BatchLatency(batches, predicted, observed)
+        assert self._releasing.keys() <= self._devices.keys()
 
 
 def _count(value: float) -> int:

@@ -10,24 +10,24 @@ REMEMBERED = 4  # latest plans, and launches, of which the longest counts
 class LeadTime:
     """Measure by what a controller asked for and when it came. Times are seconds of any monotonic clock.
 
-    launch: seconds that a launch is expected to take, until one was seen.
+    plan, launch: seconds that either is expected to take, until one was seen.
     """
 
-    def __init__(self, launch: float = 0.0) -> None:
-        self._expected_launch = launch
+    def __init__(self, plan: float = 0.0, launch: float = 0.0) -> None:
+        self._expected = plan, launch
         self._plans: deque[float] = deque(maxlen=REMEMBERED)
         self._launches: deque[float] = deque(maxlen=REMEMBERED)
         self._acquired: deque[tuple[float, str]] = deque()  # launches under way: since when, of which kind
 
     @property
     def plan(self) -> float:
-        """Seconds until a plan is in force that needs no further devices; 0 before the first was."""
-        return max(self._plans, default=0.0)
+        """Seconds until a plan is in force that needs no further devices."""
+        return max(self._plans, default=self._expected[0])
 
     @property
     def launch(self) -> float:
         """Seconds until further devices can be used."""
-        return max(self._launches, default=self._expected_launch)
+        return max(self._launches, default=self._expected[1])
 
     @property
     def total(self) -> float:

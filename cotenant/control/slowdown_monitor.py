@@ -6,6 +6,7 @@ Sums of predicted and observed seconds are forgotten exponentially, so that the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -97,3 +98,11 @@ class SlowdownMonitor:
         self._off_for += seconds
         if batches is not None:
             self._since_off.add(batches)
+
+
+def total_latency(latencies: Iterable[BatchLatency]) -> BatchLatency:
+    """Return the batches of all models together."""
+    batches, predicted, observed = 0, 0.0, 0.0
+    for each in latencies:
+        batches, predicted, observed = batches + each.batches, predicted + each.predicted, observed + each.observed
+    return BatchLatency(batches, predicted, observed)

@@ -420,12 +420,22 @@ def test_device_that_is_being_released_is_in_no_plan() -> None:
     world = World(plan_of(3), devices=3, cooldown=20.0)
     (roll,) = world.answer(world.solve(20.0, 100.0), plan_of(1), devices={"gpu": 1})
     assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
-    solve = world.solve(300.0)
+    solve = world.solve(300.0, 5.0)
     assert solve.devices == GPU[:1]
     commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
     assert commands[0] == Acquire("gpu", 2)
     world.tell(DevicesGone(GPU[1:3], "released"))
     assert world.controller.status().launching == {"gpu": 2}
+
+
+def test_device_that_a_provider_does_not_take_back_is_used_again() -> None:
+    world = World(plan_of(3), devices=3, cooldown=20.0)
+    (roll,) = world.answer(world.solve(20.0, 100.0), plan_of(1), devices={"gpu": 1})
+    assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
+    world.observe(20.0, 15.0)
+    solve = world.solve(300.0)
+    assert solve.devices == GPU[:3]
+    assert isinstance(world.answer(solve, plan_of(3, 300.0), devices={"gpu": 3})[0], Roll), "none has to be acquired"
 
 
 def test_devices_that_take_long_to_launch_are_kept_for_longer() -> None:

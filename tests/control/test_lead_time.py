@@ -3,9 +3,11 @@ from __future__ import annotations
 from cotenant.control.lead_time import LeadTime
 
 
-def test_nothing_is_known_before_a_plan_was_in_force_and_a_device_came() -> None:
-    lead = LeadTime()
-    assert (lead.plan, lead.launch, lead.total) == (0.0, 0.0, 0.0)
+def test_what_is_expected_counts_until_a_plan_or_a_launch_was_timed() -> None:
+    lead = LeadTime(plan=2.0, launch=20.0)
+    assert (lead.plan, lead.launch, lead.total) == (2.0, 20.0, 22.0)
+    lead.in_force(0.0, 1.0)
+    assert lead.total == 21.0
 
 
 def test_longest_of_the_latest_plans_and_launches_counts() -> None:
