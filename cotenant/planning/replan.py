@@ -67,8 +67,7 @@ class Replanner:
         return msgspec.structs.replace(solved, seconds=self._clock() - begun)
 
     def _solved(self, solve: Solve) -> Solved:
-        profiles = slowed_profiles(self._problem.profiles, solve.slowdowns)
-        asked = at_rates(msgspec.structs.replace(self._problem, profiles=profiles), _known(self._problem, solve.rates))
+        asked = at_rates(_slowed(self._problem, solve.slowdowns), _known(self._problem, solve.rates))
         there = with_devices(asked, Counter(device.kind for device in solve.devices))
         if not there.fleet:
             return Solved(number=solve.number, error="no device is left", devices=_counts(self._plan(asked, solve)))
@@ -101,8 +100,8 @@ class Replanner:
         least, smaller = at_rates(problem, offered), None
         if solve.slowdowns and offered != problem.rates:
             smaller = self._plan(least, solve)
-            if smaller.unserved:
-                return _with_idle(smaller, least, problem)
+            if smaller.unserved or not attains(smaller, without_applications(least, smaller.split)):
+                return _with_idle(smaller, least, problem)  # there is no headroom to be had
         larger = self._plan(problem, solve) if offered == problem.rates or _may_serve(problem) else None
         if larger is not None and offered == problem.rates:
             return problem, larger
@@ -181,6 +180,15 @@ def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, P
     plan = with_idle_models(plan, without_applications(wanted, plan.split))
     served = carried_rates(plan, wanted)
     return at_rates(problem, problem.rates | {name: served[name] for name in idle}), plan
+
+
+def _slowed(problem: Problem, slowdowns: Mapping[str, float]) -> Problem:
+    """Return the problem with batches so many times as long, by model. Noise is in what was observed already."""
+    front_end = problem.front_end
+    if slowdowns and front_end is not None:
+        front_end = msgspec.structs.replace(front_end, noise=1.0)
+    profiles = slowed_profiles(problem.profiles, slowdowns)
+    return msgspec.structs.replace(problem, profiles=profiles, front_end=front_end)
 
 
 def _may_serve(problem: Problem) -> bool:

@@ -19,6 +19,7 @@ from cotenant.core.profile import slowed_profiles
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
+from cotenant.planners.front_end import FrontEnd
 from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.replan import Replanner, with_devices
@@ -265,3 +266,12 @@ def test_slowed_profiles_take_longer_for_the_named_models_only() -> None:
     slowed = slowed_profiles(PROBLEM.profiles, {"a": 2.0})
     assert slowed["a", "k"].latency(4, 500) == pytest.approx(2 * PROBLEM.profiles["a", "k"].latency(4, 500))
     assert slowed["b", "k"] is PROBLEM.profiles["b", "k"]
+
+
+def test_room_for_noise_is_not_added_to_slowdowns_that_were_observed() -> None:
+    most = solve(RATES, current(), FOUR[:1], step=SolveStep.REPLAN).sustained
+    rates = {name: 0.8 * rate for name, rate in most.items()}
+    noisy = msgspec.structs.replace(PROBLEM, front_end=FrontEnd(noise=1.5))
+    asked = Solve(number=1, rates=rates, offered=rates, current=current(), devices=ONE, step=SolveStep.REPLAN)
+    assert Replanner(noisy)(asked).short
+    assert not Replanner(noisy)(msgspec.structs.replace(asked, slowdowns={"a": 1.01, "b": 1.01})).short
