@@ -1,11 +1,12 @@
 /* Send one HTTP request again and again, and tell how each ended: as an open loop, which does not slow down with the
  * server, or as a closed one. A process of its own and not Python, so that it can offer more than any server takes.
  *
- * caller PORT FILE SLO_MS SECONDS CONNECTIONS RATE SEED
+ * caller PORT FILE SLO_MS SECONDS CONNECTIONS RATE SEED PATIENCE_MS
  *
  * FILE holds the bytes of the request. RATE: requests per second, with exponential gaps; each is sent when it is due,
  * on an idle connection, else on a new one, else, with CONNECTIONS of them open, on the first that is free. Its latency
- * counts from when it was due. RATE 0: each of the CONNECTIONS sends again as soon as it has a response.
+ * counts from when it was due. RATE 0: each of the CONNECTIONS sends again as soon as it has a response. PATIENCE_MS:
+ * a request that no connection was free for in that time is given up; negative: it waits for ever.
  * The result is one JSON object; latencies are in milliseconds. */
 
 #define _GNU_SOURCE
@@ -51,8 +52,8 @@ static struct sockaddr_in address;
 static int64_t *backlog; /* due times of requests that no connection is free for: a ring */
 static size_t backlog_first, backlog_count, backlog_room;
 static Samples served, rejected, lag;
-static size_t sent, within, other, failed, connects;
-static double slo_ns;
+static size_t sent, within, other, failed, given_up, connects;
+static double slo_ns, patience_ns;
 static int64_t stop_at;
 
 static int64_t now_ns(void) {
@@ -143,13 +144,25 @@ static int open_one(int64_t due) {
 static void submit(int64_t due) {
     if (idle_count) start(idle[--idle_count], due);
     else if (!open_one(due)) {
+        if (patience_ns == 0) { given_up++; return; }
         if (backlog_count == backlog_room) { failed++; return; }
         backlog[(backlog_first + backlog_count++) % backlog_room] = due;
     }
 }
 
+/* The due time of the request that has waited longest and is still wanted; 0 where there is none. */
+static int64_t waiting(int64_t now) {
+    while (backlog_count) {
+        int64_t due = backlog[backlog_first];
+        backlog_first = (backlog_first + 1) % backlog_room, backlog_count--;
+        if (patience_ns < 0 || (double)(now - due) <= patience_ns) return due;
+        given_up++;
+    }
+    return 0;
+}
+
 static void ended(Connection *connection) {
-    int64_t now = now_ns();
+    int64_t now = now_ns(), due;
     double latency = (double)(now - connection->due);
     if (connection->status == 200) {
         add(&served, latency);
@@ -161,18 +174,11 @@ static void ended(Connection *connection) {
         connection->connected = 0; /* it is not among the idle ones */
         drop(connection);
         if (closed_loop && now < stop_at) { sent++; open_one(now); }
-        else if (backlog_count) {
-            int64_t due = backlog[backlog_first];
-            backlog_first = (backlog_first + 1) % backlog_room, backlog_count--;
-            open_one(due);
-        }
+        else if ((due = waiting(now))) open_one(due);
     } else if (closed_loop) {
         if (now < stop_at) { sent++; start(connection, now); }
-    } else if (backlog_count) {
-        int64_t due = backlog[backlog_first];
-        backlog_first = (backlog_first + 1) % backlog_room, backlog_count--;
-        start(connection, due);
-    } else idle[idle_count++] = connection;
+    } else if ((due = waiting(now))) start(connection, due);
+    else idle[idle_count++] = connection;
 }
 
 static void read_some(Connection *connection) {
@@ -209,7 +215,10 @@ static void read_some(Connection *connection) {
 }
 
 int main(int count, char **words) {
-    if (count != 8) { fprintf(stderr, "caller PORT FILE SLO_MS SECONDS CONNECTIONS RATE SEED\n"); return 2; }
+    if (count != 9) {
+        fprintf(stderr, "caller PORT FILE SLO_MS SECONDS CONNECTIONS RATE SEED PATIENCE_MS\n");
+        return 2;
+    }
     address = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(words[1])),
                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     FILE *file = fopen(words[2], "rb");
@@ -221,6 +230,7 @@ int main(int count, char **words) {
     size_t most = (size_t)atoll(words[5]);
     double rate = atof(words[6]);
     srand48(atol(words[7]));
+    patience_ns = atof(words[8]) * 1e6;
     closed_loop = rate <= 0;
     connections = calloc(most, sizeof(Connection));
     idle = calloc(most, sizeof(Connection *));
@@ -245,7 +255,7 @@ int main(int count, char **words) {
             submit(due);
             due += (int64_t)(-log(1 - drand48()) / rate * 1e9);
         }
-        if (now >= stop_at && (sent == served.count + rejected.count + other + failed || now > stop_at + GRACE_NS)) break;
+        if (now >= stop_at && (sent == served.count + rejected.count + other + failed + given_up || now > stop_at + GRACE_NS)) break;
         int64_t wait = (due < stop_at ? due : now + 10000000) - now_ns();
         struct timespec timeout = {.tv_nsec = wait < 0 ? 0 : wait > 10000000 ? 10000000 : wait};
         int ready = epoll_pwait2(epoll, events, EVENTS, &timeout, NULL);
@@ -260,15 +270,15 @@ int main(int count, char **words) {
             if (connection->fd >= 0 && events[n].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) read_some(connection);
         }
     }
-    size_t answered = served.count + rejected.count + other + failed;
+    size_t answered = served.count + rejected.count + other + failed + given_up;
     struct rusage used;
     getrusage(RUSAGE_SELF, &used);
     double cpu = (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
                  (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
-    printf("{\"sent\":%zu,\"served\":%zu,\"within\":%zu,\"rejected\":%zu,\"other\":%zu,\"failed\":%zu,\"unanswered\":%zu,"
+    printf("{\"sent\":%zu,\"served\":%zu,\"within\":%zu,\"rejected\":%zu,\"other\":%zu,\"failed\":%zu,\"given_up\":%zu,\"unanswered\":%zu,"
            "\"connects\":%zu,\"served_p50\":%.3f,\"served_p99\":%.3f,\"rejected_p50\":%.3f,\"rejected_p99\":%.3f,"
            "\"rejected_max\":%.3f,\"lag_p99\":%.3f,\"cpu\":%.3f}\n",
-           sent, served.count, within, rejected.count, other, failed, sent - answered, connects, quantile(&served, 0.5),
+           sent, served.count, within, rejected.count, other, failed, given_up, sent - answered, connects, quantile(&served, 0.5),
            quantile(&served, 0.99), quantile(&rejected, 0.5), quantile(&rejected, 0.99), quantile(&rejected, 1.0),
            quantile(&lag, 0.99), cpu);
     return 0;

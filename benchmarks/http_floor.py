@@ -45,6 +45,9 @@ class IdentityCore:
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return False
 
+    def poll(self) -> None:
+        """Do nothing: there are no workers."""
+
     def reject_unread(self, model: str, waited: float) -> None:
         """Count nothing."""
 

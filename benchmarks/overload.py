@@ -4,6 +4,8 @@ The model of `sleep_model`, which serves at most 4,444 requests/s. Open loop: Po
 that, sent when they are due whatever the server does (`caller.c`); closed loop: `--callers` that ask again as soon as
 they are answered, rejections included. The callers have the last core for themselves, and server and workers the
 others, unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow.
+Where all of an open loop's connections are taken, its requests wait for one, or are given up after `--patience` ms: a
+server that answers less than is offered gets them late otherwise, whatever it does.
 `--seconds N`: duration of each run, 20 by default.
 """
 
@@ -27,8 +29,9 @@ CONNECTIONS = 4000  # open at once, at most, in an open loop
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """How the requests of a run ended, as `caller.c` prints it. within: served within the target. Latencies are in ms,
-    from when the request was due; lag_p99: how late requests were sent, for want of processor time of the caller."""
+    """How the requests of a run ended, as `caller.c` prints it. within: served within the target; given_up: not sent,
+    as no connection was free. Latencies are in ms, from when the request was due; lag_p99: how late requests were sent,
+    for want of processor time of the caller."""
 
     sent: int
     served: int
@@ -36,6 +39,7 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int
     other: int
     failed: int
+    given_up: int
     unanswered: int
     connects: int
     served_p50: float
@@ -48,9 +52,10 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller:
-    """Compile the caller, and run it against a server. cores: those that it may use."""
+    """Compile the caller, and run it against a server. cores: those that it may use. patience: ms for which a request
+    waits for a connection; negative: for ever."""
 
-    def __init__(self, folder: Path, url: str, slo: float, cores: set[int]) -> None:
+    def __init__(self, folder: Path, url: str, slo: float, cores: set[int], patience: float) -> None:
         compiler = shutil.which("cc")
         if compiler is None:
             sys.exit("this benchmark compiles its load generator, and finds no C compiler; try: apt-get install gcc")
@@ -63,10 +68,11 @@ class Caller:
         self._request.write_bytes(head.encode() + SMALL)
         self._slo = slo
         self._cores = cores
+        self._patience = patience
 
     def run(self, seconds: float, connections: int, rate: float = 0.0) -> Ends:
         """Offer that many requests/s, or, at rate 0, let each connection ask again as soon as it is answered."""
-        words = (self._port, self._request, self._slo * 1e3, seconds, connections, rate, 1)
+        words = (self._port, self._request, self._slo * 1e3, seconds, connections, rate, 1, self._patience)
         done = subprocess.run(
             [str(self._program), *map(str, words)],
             check=True,
@@ -76,7 +82,9 @@ class Caller:
         return msgspec.json.decode(done.stdout, type=Ends)
 
 
-def measure(slower: float, factors: list[float], callers: list[int], seconds: float, *, shared: bool) -> None:
+def measure(
+    slower: float, factors: list[float], callers: list[int], seconds: float, *, shared: bool, patience: float
+) -> None:
     cores = os.sched_getaffinity(0)
     own = cores if shared else {max(cores)}
     if not shared:
@@ -84,7 +92,7 @@ def measure(slower: float, factors: list[float], callers: list[int], seconds: fl
             sys.exit("there is no core for the callers alone; try --shared")
         os.sched_setaffinity(0, cores - own)  # what the server inherits
     with cotenant({"sleeper": sleeper(slower)}, backend="fake") as (pid, url), tempfile.TemporaryDirectory() as folder:
-        caller = Caller(Path(folder), url, sleeper(slower).slo, own)
+        caller = Caller(Path(folder), url, sleeper(slower).slo, own, patience)
         most = ceiling(slower)
         caller.run(WARM_UP, 512, most)
         for factor in factors:
@@ -105,8 +113,8 @@ def report(pid: int, name: str, caller: Caller, seconds: float, connections: int
         f"goodput {goodput:,.0f}/s of {ends.sent / seconds:,.0f}/s ({goodput / most:.1%} of the ceiling of "
         f"{most:,.0f}); rejected {ends.rejected / seconds:,.0f}/s, p50 {ends.rejected_p50:.1f}, p99 "
         f"{ends.rejected_p99:.1f}, at most {ends.rejected_max:.0f} ms; late {ends.served - ends.within}, broken "
-        f"{ends.failed + ends.other}, unanswered {ends.unanswered}; the server used {busy:.2f} processors, its memory "
-        f"grew by {growth:.1%}; send lag p99 {ends.lag_p99:.1f} ms",
+        f"{ends.failed + ends.other}, given up {ends.given_up}, unanswered {ends.unanswered}; "
+        f"the server used {busy:.2f} processors, its memory grew by {growth:.1%}; send lag p99 {ends.lag_p99:.1f} ms",
         goodput=goodput,
         ceiling=most,
         ratio=goodput / most,
@@ -122,10 +130,11 @@ def main() -> None:
     parser.add_argument("--factors", type=float, nargs="*", default=[1.0, 3.0, 10.0])
     parser.add_argument("--callers", type=int, nargs="*", default=[512, 4000])
     parser.add_argument("--slower", type=float, default=1.0)
+    parser.add_argument("--patience", type=float, default=-1.0)
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    measure(asked.slower, asked.factors, asked.callers, asked.seconds, shared=asked.shared)
+    measure(asked.slower, asked.factors, asked.callers, asked.seconds, shared=asked.shared, patience=asked.patience)
 
 
 if __name__ == "__main__":

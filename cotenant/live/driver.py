@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -132,6 +133,7 @@ class Driver:
         self._stages: dict[int, tuple[StageTensors, int]] = {}  # of those for stages, with the stage's number
         self._split: dict[int, SplitTensors] = {}  # of those that run in parts
         self._split_of: dict[int, SplitTensors] = {}  # by part; their inputs are in `_callers`
+        self._full: dict[str, float] = {}  # models that take no requests, and when one would be done, until an event
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
@@ -212,10 +214,20 @@ class Driver:
             self.feed(Arrived(arriving[0], tuple(arriving[1:])))
 
     def would_reject(self, model: str, *, within: float) -> bool:
-        """Return whether a request of one row to be answered `within` seconds would be rejected now, as too late."""
-        self._tell_arrived()
+        """Return whether a request of one row to be answered `within` seconds would be rejected now, as too late.
+
+        Where one was, all others are that are due sooner than it would have been done, until something ends: what
+        arrives only makes it later. So a crowd costs one prediction for each batch, not one each.
+        """
         now = self._clock()
-        return self._dispatcher.would_reject(model, now + within - self._writing, now)
+        deadline = now + within - self._writing
+        if deadline < self._full.get(model, -math.inf):
+            return True
+        self._tell_arrived()
+        finish = self._dispatcher.late_finish(model, deadline, now)
+        if finish > deadline:
+            self._full[model] = finish
+        return finish > deadline
 
     def reject_unread(self, model: str, waited: Sequence[float], reason: str) -> None:
         """Count requests that were rejected before they were read, each so many seconds after it came."""
@@ -285,6 +297,8 @@ class Driver:
         logged, and does not affect the others."""
         if self._arriving:
             self._tell_arrived()
+        if self._full and not isinstance(event, Arrived):
+            self._full.clear()
         self._pending.append((event, answers or {}))
         if self._busy:
             return

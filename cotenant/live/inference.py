@@ -52,7 +52,7 @@ class InferenceService:
         state = self._state
         if not state.accepting:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
-        self._poll()
+        self.poll()
         offered = state.deployment.offered[request.model]
         if self._cache is not None and offered.caches:
             return self._infer_cached(self._cache, request, offered, done, lost)
@@ -109,7 +109,7 @@ class InferenceService:
         offered = self._state.deployment.offered.get(model)
         if offered is None or offered.ensemble is not None or version not in ("", offered.info.version):
             return False
-        self._poll()
+        self.poll()
         return self._state.accepting and self._driver.would_reject(model, within=offered.timeout - lost)
 
     def reject_unread(self, model: str, waited: float) -> None:
@@ -124,7 +124,8 @@ class InferenceService:
         for model, waited in unread.items():
             self._driver.reject_unread(model, waited, OVERLOADED)
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Take what workers have answered, which the event loop would do only after all callers that have data."""
         now = time.monotonic()
         if now - self._polled > POLL_INTERVAL:
             self._polled = now

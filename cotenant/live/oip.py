@@ -156,6 +156,10 @@ class Core(Protocol):
         answered in what `lost` seconds leave of the model's target. False where that is not known."""
         ...
 
+    def poll(self) -> None:
+        """Take what workers have answered, in the middle of work that keeps the event loop from it."""
+        ...
+
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that the front end has rejected without reading it, `waited` seconds after it came."""
         ...

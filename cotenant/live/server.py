@@ -227,6 +227,9 @@ class Server:
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return self._inference.would_reject(model, version, lost)
 
+    def poll(self) -> None:
+        self._inference.poll()
+
     def reject_unread(self, model: str, waited: float) -> None:
         self._inference.reject_unread(model, waited)
 

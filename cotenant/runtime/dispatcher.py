@@ -136,13 +136,18 @@ class Dispatcher:
             self._advance(lane, now, commands)
         return commands
 
-    def would_reject(self, model: str, deadline: float, now: float) -> bool:
-        """Return whether a request of one row would be rejected now, as no lane that is up finishes it by then."""
+    def late_finish(self, model: str, deadline: float, now: float) -> float:
+        """Return when a request of one row would finish as the last of its priority, if that is after its deadline;
+        minus infinity if it is not, or there is no lane to say so.
+
+        A front end asks, before it reads a request. By its deadline the request may be more urgent than those that
+        wait, but only because it has waited longer, unread.
+        """
         routes = self._routes.get(model)
         if routes is None:
-            return False
-        queue, finish = routes.first(1, 0, deadline, now)
-        return queue is not None and finish > deadline
+            return -math.inf
+        queue, finish = routes.first(1, 0, math.inf, now)
+        return finish if queue is not None and finish > deadline else -math.inf
 
     def _admit_parts(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
         """Handle the arrival of a request that no lane finishes in time in one batch, the best of them at `finish`."""

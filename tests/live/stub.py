@@ -158,6 +158,9 @@ class StubCore:
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return model in self.full
 
+    def poll(self) -> None:
+        """Do nothing: there are no workers."""
+
     def reject_unread(self, model: str, waited: float) -> None:
         self.unread.append((model, waited))
 

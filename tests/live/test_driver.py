@@ -254,3 +254,35 @@ def test_requests_of_one_round_of_the_loop_arrive_together() -> None:
         assert len(dispatcher.arrived) == told + 1
 
     asyncio.run(main())
+
+
+class Asked(Dispatcher):
+    asked = 0
+
+    def late_finish(self, model: str, deadline: float, now: float) -> float:
+        self.asked += 1
+        return super().late_finish(model, deadline, now)
+
+
+def test_crowd_that_would_be_rejected_costs_one_prediction_until_something_ends() -> None:
+    now, lane = 0.0, LANE[0].id
+
+    async def main() -> None:
+        nonlocal now
+        dispatcher = Asked()
+        driver = Driver(dispatcher, lambda *batch: None, Nobody(), clock=lambda: now, drained=lambda lane: None)
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(lane))
+        for _ in range(2):  # batches of one row, each 10 ms
+            driver.submit("m", (), lambda answer: None, within=1.0)
+        assert [driver.would_reject("m", within=0.025) for _ in range(9)] == [True] * 9
+        assert dispatcher.asked == 1
+        assert not driver.would_reject("m", within=0.035), "it would be done in 30 ms"
+        now += 0.006
+        assert not driver.would_reject("m", within=0.025), "in 24 ms now"
+        assert driver.would_reject("m", within=0.0225)
+        driver.finished(lane, 1, [()], Timing(0, 0, 0, 0, 0, 0))
+        assert not driver.would_reject("m", within=0.0225), "the lane went on with the next batch"
+        assert not driver.would_reject("other", within=0.0)
+
+    asyncio.run(main())

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from cotenant.live.http.load_shedding import INTERVAL, REJECTING, REST, TARGET, LoadShedder
+from cotenant.live.http.load_shedding import (
+    BETWEEN,
+    INTERVAL,
+    REJECTING,
+    REST,
+    ROUND,
+    TARGET,
+    WRITING,
+    LoadShedder,
+)
 
 READING = 0.0001  # seconds to read a request in full
 SHORT = TARGET / 2
@@ -21,6 +30,7 @@ class Rounds:
         self.full: set[str] = set()
         self.asked: list[tuple[str, str, float]] = []
         self.soon: list[Callable[[], object]] = []
+        self.polls = 0
         self.shedder = LoadShedder(self, lambda: self.now)
         self.shedder.attach(self)
 
@@ -33,6 +43,9 @@ class Rounds:
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         self.asked.append((model, version, lost))
         return model in self.full
+
+    def poll(self) -> None:
+        self.polls += 1
 
     def begin(self, after: float = 0.0) -> None:
         """Let a round begin, after so many seconds in which the loop waited for sockets."""
@@ -160,6 +173,34 @@ def test_rejections_are_sent_in_order_and_for_a_part_of_each_round(rounds: Round
     assert sent == list(range(30))
     rounds.end()  # a round in which nothing is read
     assert sent == list(range(35)) and not rounds.soon
+
+
+@pytest.mark.parametrize(
+    ("reading", "writing"), [(0.0, REJECTING), (0.004, WRITING * 0.004), (0.008, ROUND - 0.008), (0.02, REJECTING)]
+)
+def test_rejections_have_as_much_of_a_round_as_reading_took_within_bounds(
+    rounds: Rounds, reading: float, writing: float
+) -> None:
+    def write() -> None:
+        rounds.now += REJECTING / 100
+
+    rounds.begin()
+    rounds.shedder.read()
+    rounds.now += reading
+    for _ in range(1000):
+        rounds.shedder.reject(write)
+    began = rounds.now
+    rounds.end()
+    assert rounds.now - began == pytest.approx(writing, abs=REJECTING / 50)
+
+
+def test_workers_are_polled_between_rejections(rounds: Rounds) -> None:
+    rounds.begin()
+    rounds.shedder.read()
+    for _ in range(3 * BETWEEN):
+        rounds.shedder.reject(lambda: None)
+    rounds.end()
+    assert rounds.polls == 3
 
 
 def test_nothing_is_shed_before_a_loop_is_followed() -> None:

@@ -7,8 +7,9 @@ server that reads more than it has time for answers everybody late, so what is n
 - while the lag stands, as a queue that does not drain rather than a burst that does (CoDel tells them apart so,
   RFC 8289): what a round of the loop has no time for.
 
-Rejections have a part of each round, too. Callers who ask again as soon as they are rejected wait for theirs, rather
-than take the time of those who are served.
+Rejections have a part of each round, too: as much as reading took, so that they keep up with what is read, within a
+bound on the whole round. Callers who ask again as soon as they are rejected wait for theirs, rather than take the time
+of those who are served. What is served goes on meanwhile: workers are polled between rejections.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 TARGET = 0.005  # seconds that a request may wait in its socket, and of a round in which requests are read in full
 INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when there was none for so long
-REJECTING = 0.002  # seconds of a round in which rejections are written
+REJECTING = 0.002  # seconds of a round in which rejections are written at least
+ROUND = 0.01  # seconds that a round is to take at most, what is read and the rejections together
+WRITING = 1.5  # seconds in which rejections are written for each in which requests are read: a write takes longer
+BETWEEN = 64  # rejections between two polls of the workers
 REST = 0.002  # seconds between two rounds from which on the loop has waited for its sockets: uvloop counts milliseconds
 
 
@@ -39,6 +43,8 @@ class Admission(Protocol):
     """What the server knows of the requests that it would take."""
 
     def would_reject(self, model: str, version: str, lost: float) -> bool: ...
+
+    def poll(self) -> None: ...
 
 
 class LoadShedder:
@@ -123,7 +129,9 @@ class LoadShedder:
         """End the round: the loop has called back all whose sockets were ready, and looks for others."""
         has_read, self._in_round, self._ending = self._in_round, False, False
         if self._rejections:
-            self._send()
+            now = self._clock()
+            reading = now - self._started if has_read else 0.0
+            self._send(now + max(REJECTING, min(WRITING * reading, ROUND - reading)))
         self._ended = now = self._clock()
         if not has_read:
             return
@@ -134,14 +142,17 @@ class LoadShedder:
         elif now - self._onset > INTERVAL:
             self._standing = True
 
-    def _send(self) -> None:
+    def _send(self, until: float) -> None:
         """Send rejections for as long as a round has for them, and see to it that there is another round."""
-        until = self._clock() + REJECTING
+        sent = 0
         while self._rejections and self._clock() < until:
             try:
                 self._rejections.popleft()()
             except Exception:
                 # One that cannot be sent must not cost others theirs.
                 logger.exception("a rejection was lost")
+            sent += 1
+            if sent % BETWEEN == 0:
+                self._admission.poll()
         if self._rejections and self._loop is not None:
             self._see_to_end(self._loop)
