@@ -2,8 +2,8 @@
 
     python -m benchmarks.geometry [--problems 200] [--devices 4 100] [--large 1000 10000] [--rivals 40]
 
-Random problems with published profiles (`experiments.data`), alternating between two to four models on V100s and three
-to nine on A100s; SLOs of 1 to 2 times the papers' rule, twice the latency of a batch of 32 on the whole device;
+Random problems with published profiles (`cotenant.published`), alternating between two to four models on V100s and
+three to nine on A100s; SLOs of 1 to 2 times the papers' rule, twice the latency of a batch of 32 on the whole device;
 log-normal rates; objective: the largest multiple of the rates on a number of devices. Large problems: 100 models with
 the A100's profiles scaled in speed, on three kinds of device, at 60 % of the largest rates that all devices serve.
 Rivals: devices that other planners need at the rates that geometry serves on the smallest fleet, and at fractions.
@@ -29,7 +29,7 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.planners import PLANNERS, Problem, geometry, load_planner, portfolio
 from cotenant.planners.check import check
-from experiments.data import a100, v100
+from cotenant.published import a100, v100
 
 Answer = TypeVar("Answer")
 

@@ -59,6 +59,7 @@ from cotenant.planners import Problem, load_planner
 from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.replan import Replanner, with_devices
+from cotenant.published import FOLDER
 from cotenant.sim.adaptation import Adaptation, ControllerMachine
 from cotenant.sim.cloud import CloudKind, SimulatedCloud
 from cotenant.sim.run import simulate
@@ -66,7 +67,6 @@ from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from cotenant.workload.traces import Trace, TraceSource, TraceSummary, read_minutes
 from cotenant.zoo import DEMO, ZOO
-from experiments.data import FOLDER
 
 QUOTA = 8  # devices at most
 LAUNCH = 20.0  # seconds

@@ -15,7 +15,6 @@ from cotenant.cli.loading import write_file
 from cotenant.cli.options import Json, PlotFile, Seed
 from cotenant.cli.output import StepProgress, aside, console, print_written, progress_bars, show_json
 from cotenant.cli.report_file import ReportFile, check_report, write_report
-from cotenant.cli.reproduce import experiment_module
 from cotenant.config import read_profiles_file, read_samples_file
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError, PlanError
@@ -28,8 +27,8 @@ from cotenant.render.page import Section, drawn
 from cotenant.render.table import table
 
 REPEATS = 5
-# Published sets that a checkout may have, and the function that reads their samples.
-PUBLISHED = {"v100": "pairs", "a100": "pairs", "kace": "samples"}
+# Published sets of samples; their files do not come along.
+PUBLISHED = ("v100", "a100", "kace")
 
 
 def fit(
@@ -43,6 +42,14 @@ def fit(
     profiles: Annotated[
         list[Path] | None,
         typer.Option("--profiles", help="Profiles of the models (CSV file); repeat for several."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            envvar="COTENANT_DATA",
+            help="Folder with the files of published sets, as their authors have them.",
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -81,7 +88,7 @@ def fit(
     if not compare and plot is not None:
         raise ConfigError("--plot draws a comparison; it goes with --compare")
     check_report(report)
-    known, of = _read(samples, profiles or [])
+    known, of = _read(samples, profiles or [], data)
     names = model or (list(PREDICTORS) if compare else ["gaussian-process"])
     try:
         check(known, of)
@@ -98,10 +105,9 @@ def fit(
         _report(report, verdicts, known, [Path(samples), *(profiles or [])])
 
 
-def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profiles]:
+def _read(samples: str, profiles: Sequence[Path], data: Path | None) -> tuple[list[Sample], Profiles]:
     if samples in PUBLISHED and not Path(samples).exists():
-        data: Any = experiment_module(f"data.{samples}")
-        return getattr(data, PUBLISHED[samples])(), data.profiles()
+        return _published(samples, data)
     read = read_samples_file(Path(samples))
     if not profiles:
         raise ConfigError(f"{samples}: give the models' profiles with --profiles; predictors learn from them, too")
@@ -109,6 +115,15 @@ def _read(samples: str, profiles: Sequence[Path]) -> tuple[list[Sample], Profile
     for path in profiles:
         known |= read_profiles_file(path)
     return read, known
+
+
+def _published(name: str, folder: Path | None) -> tuple[list[Sample], Profiles]:
+    from cotenant.published import a100, kace, v100
+
+    if name == "kace":
+        return kace.samples(folder=folder), kace.profiles(folder=folder)
+    source = v100 if name == "v100" else a100
+    return source.pairs(folder), source.profiles(folder)
 
 
 def _fit(name: str, samples: Sequence[Sample], profiles: Profiles, output: Path | None) -> None:

@@ -27,7 +27,7 @@ from cotenant.errors import DeviceError, ModelError
 from cotenant.worker.wire import WorkerModel
 
 TIME = "gpu__time_duration.sum"
-# Nsight Compute's metric → column of a profile; those that KACE has go by the names of `experiments/data/kace.py`.
+# Nsight Compute's metric → column of a profile; those that KACE has go by the names of `cotenant/published/kace.py`.
 METRICS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "dram_throughput_pct",
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": "sm_throughput_pct",

@@ -15,7 +15,7 @@ import msgspec
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
 from cotenant.predictors.linear import DRAM, L2, Coefficients
-from experiments.data import lines, numbers
+from cotenant.published import lines, numbers
 
 KIND = "2080ti"
 SOURCE = "casys-kaist+glet/resource"

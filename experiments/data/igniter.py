@@ -15,7 +15,7 @@ import numpy as np
 from cotenant.core.profile import Point, Profile
 from cotenant.predictors.analytic import INPUT, KERNELS, OUTPUT, Delay
 from cotenant.predictors.igniter import Coefficients, Igniter, Measured, Throttle, active, fit_linear_term
-from experiments.data import lines, v100
+from cotenant.published import lines, v100
 
 SOURCE = "icloud-ecnu+igniter/i-Gniter/Algorithm/config"
 BATCHES, SHARES = (1, 16, 32), (0.1, 0.5, 1.0)

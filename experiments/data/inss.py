@@ -6,7 +6,7 @@ import csv
 
 import msgspec
 
-from experiments.data import lines, numbers
+from cotenant.published import lines, numbers
 
 SOURCE = "code-InSS+InSS/TRANSCRIBED_techreport_tables2_3.csv"
 

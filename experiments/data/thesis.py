@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.data import lines, numbers
+from cotenant.published import lines, numbers
 
 COMPARISON = "dimgatz98+svd_sklearn.impute.IterativeImputer_comparison"
 RECOMMENDER = "dimgatz98+k8s-gpu-scheduler/pkg/recommender/recommender"

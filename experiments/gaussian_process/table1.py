@@ -16,7 +16,7 @@ from cotenant.errors import ConfigError
 from cotenant.predictors.load_features import UTILISATION_COLUMNS
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
-from experiments.data import a100, kace, v100
+from cotenant.published import a100, kace, v100
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 

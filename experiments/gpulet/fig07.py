@@ -14,8 +14,8 @@ import numpy as np
 
 from cotenant.errors import ConfigError
 from cotenant.predictors.samples import Sample
+from cotenant.published import a100, v100
 from cotenant.render.figure import COLOURS, figure_for, save_figure
-from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.parallel import Options
 

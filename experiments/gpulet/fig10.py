@@ -14,8 +14,8 @@ import numpy as np
 
 from cotenant.core.profile import Profiles
 from cotenant.profiling.cross_validation import random_splits, relative_errors
+from cotenant.published import a100, v100
 from cotenant.render.figure import COLOURS, figure_for, save_figure
-from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.gpulet.fig07 import PAIRS, selected_pairs
 from experiments.parallel import Options, run_tasks

@@ -21,8 +21,8 @@ from cotenant.core.model import Kind
 from cotenant.planners import Problem
 from cotenant.predictors import Interference, Load
 from cotenant.predictors.samples import Sample
+from cotenant.published import a100, v100
 from cotenant.workload.arrivals import random_streams
-from experiments.data import a100, v100
 from experiments.gpulet import paper
 from experiments.gpulet.model_sets import A100, V100, ModelSet
 

@@ -25,7 +25,8 @@ from cotenant.errors import ConfigError
 from cotenant.planners import Problem
 from cotenant.predictors import NoInterference
 from cotenant.predictors.linear import DRAM, L2, Coefficients, Linear, Utilisation, least_squares
-from experiments.data import a100, glet, v100
+from cotenant.published import a100, v100
+from experiments.data import glet
 from experiments.gpulet import paper
 
 GLET = {

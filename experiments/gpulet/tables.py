@@ -12,7 +12,7 @@ import functools
 import msgspec
 
 from cotenant.core.units import WHOLE
-from experiments import data
+from cotenant.published import FOLDER
 from experiments.data import glet
 from experiments.gpulet import paper, published
 from experiments.gpulet.model_sets import GLET, MEMORY_MB, ModelSet, full_device_utilisation
@@ -53,5 +53,5 @@ def _model(model_set: ModelSet, role: str) -> published.Model:
 @functools.cache
 def _paper_models() -> dict[str, published.Model]:
     """Return the paper's models as described in the program's files."""
-    read = published.read_tables(data.FOLDER / glet.synthetic_file(8), data.FOLDER / glet.SOURCE)
+    read = published.read_tables(FOLDER / glet.synthetic_file(8), FOLDER / glet.SOURCE)
     return {model.name: model for model in read.models}

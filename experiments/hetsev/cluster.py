@@ -30,9 +30,9 @@ from cotenant.core.units import WHOLE
 from cotenant.planners import Planner, Problem, portfolio
 from cotenant.planners.rates import at_scale
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
+from cotenant.published import v100
 from cotenant.workload import Workload
 from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, run_tracked
-from experiments.data import v100
 from experiments.gpulet.ground_truth import MeasuredInterference
 from experiments.hetsev.instances import InstancePlanner
 

@@ -20,8 +20,9 @@ from cotenant.core.units import WHOLE
 from cotenant.predictors import Load, analytic
 from cotenant.predictors.analytic import Analytic
 from cotenant.predictors.samples import Sample
+from cotenant.published import v100
 from cotenant.render.figure import COLOURS, figure_for, save_figure
-from experiments.data import igniter, inss, v100
+from experiments.data import igniter, inss
 
 BATCHES, SHARES = (2, 4, 8, 16), (200, 400, 600, 800)
 COLOCATED_RUNS = 5  # of each model

@@ -33,12 +33,12 @@ from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.replan import Replanner
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
+from cotenant.published import FOLDER, v100
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from cotenant.workload.traces import read_minutes
 from experiments.autoscaled_runs import AutoscaledRun, run_controlled, summarize_intervals
-from experiments.data import FOLDER, v100
 from experiments.parallel import Options, run_tasks
 
 TITLE = "both cases of adaptation over a day (InSS, section 5.5)"

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cotenant.published import kace
 from cotenant.render.figure import figure_for, save_figure
-from experiments.data import kace
 from experiments.kace import line_plots, paper
 from experiments.kace.runs import Outcome, Training, effort, outcome
 from experiments.parallel import Options, run_tasks

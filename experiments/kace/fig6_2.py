@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.published import kace
 from cotenant.render.figure import figure_for, save_figure
-from experiments.data import kace
 from experiments.kace import line_plots, paper
 from experiments.kace.fig6_1 import PUBLISHED_AT, mean, trained
 from experiments.parallel import Options

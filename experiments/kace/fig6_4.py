@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from experiments.data import kace
+from cotenant.published import kace
 from experiments.kace import protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, outcome

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from cotenant.published import kace
 from cotenant.render.figure import figure_for, save_figure
-from experiments.data import kace
 from experiments.kace import line_plots, paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Training, effort, error_of, policy_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from experiments.data import kace
+from cotenant.published import kace
 from experiments.kace import paper, protocol
 from experiments.kace.fig6_1 import mean
 from experiments.kace.runs import Unseen, effort, unseen

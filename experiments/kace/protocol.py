@@ -20,7 +20,7 @@ from cotenant.predictors import Load
 from cotenant.predictors.features import FeatureTable, feature_table
 from cotenant.predictors.kernels import ColocatedRun, ThroughputSum, fit_sum
 from cotenant.predictors.regression import Regressor, train
-from experiments.data import kace
+from cotenant.published import kace
 
 Values = NDArray[np.float64]
 # Predicts the value of each run that contains a target.

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.predictors import Load
 from cotenant.predictors.kernels import ColocatedRun
-from experiments.data import kace
+from cotenant.published import kace
 from experiments.kace import protocol
 from experiments.parallel import Options
 

@@ -11,6 +11,7 @@ from cotenant.config import read_problem
 from cotenant.core.profile import write_profiles
 from cotenant.predictors import Load
 from cotenant.predictors.samples import write_samples
+from cotenant.published.v100 import SOURCE
 from tests.cli.program import Program
 from tests.predictors.test_fitting import PROFILES, pairs
 
@@ -87,6 +88,40 @@ def test_fit_compare_shows_errors(program: Program, folder: Path) -> None:
     assert (folder / "errors.svg").stat().st_size
     verdicts = json.loads(program(*arguments, "--json").out)
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("v100", "icloud-ecnu/igniter"), ("a100", "0909wlgur/Gpulet"), ("kace", "nba556677go/KACE-artifact")],
+)
+def test_fit_of_a_published_set_says_where_its_files_are_to_be_had(
+    program: Program, folder: Path, name: str, source: str
+) -> None:
+    said = program.refuses("fit", name, "--data", "elsewhere")
+    place = f"elsewhere/{source.replace('/', '+')}"
+    assert f"get https://github.com/{source} as {place}, or say with COTENANT_DATA" in said
+
+
+def test_fit_of_a_published_set_reads_its_files_from_a_folder(program: Program, folder: Path) -> None:
+    tables = {
+        model: {
+            what: {str(batch): {"50": value * batch, "20": 2 * value * batch} for batch in (1, 2, 4)}
+            for what, value in (("latency", ms), ("l2cache", 5.0), ("dram", 7.0))
+        }
+        for model, ms in (("a", 2.0), ("b", 3.0))
+    }
+    together = [
+        [one, other, batch, 2, percent, ms * 1.1 + batch / 10, 8.0 + batch]
+        for one, other, ms in (("a", "b", 2.0), ("b", "a", 3.0))
+        for batch in (1, 2, 4)
+        for percent in (50,)
+    ]
+    place = folder / "sets" / SOURCE
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps(tables) + "\n" + json.dumps({"interference": {"latency": together}}))
+    said = program("fit", "v100", "--data", "sets", "-m", "linear")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["model"] == "linear"
 
 
 def test_fit_report_validates_what_was_fitted(program: Program, folder: Path) -> None:

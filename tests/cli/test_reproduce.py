@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant import published
 from cotenant.cli import reproduce
-from experiments import data
 from experiments.gpulet import model_sets, systems
 from tests.cli.program import Program
 
@@ -25,7 +25,7 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     for each in kept:
         each.cache_clear()
     folder = tmp_path / "nowhere"
-    monkeypatch.setattr(data, "FOLDER", folder)
+    monkeypatch.setattr(published, "FOLDER", folder)
     yield folder
     for each in kept:
         each.cache_clear()
@@ -65,8 +65,8 @@ def test_reproduce_with_wrong_names_says_why(program: Program, monkeypatch: pyte
 def test_reproduce_without_data_says_where_to_get_it(program: Program, no_data: Path) -> None:
     said = program.refuses("reproduce", "gpulet/fig05", "--profiles", "a100", "--jobs", "1")
     assert str(no_data) in said
-    assert "0909wlgur/Gpulet" in said
-    assert "docs/reproduction.md" in said
+    assert "https://github.com/0909wlgur/Gpulet" in said
+    assert "COTENANT_DATA" in said
 
 
 class Made(msgspec.Struct):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments import data
+from cotenant.published import FOLDER
 
 needs_data = pytest.mark.skipif(
-    not data.FOLDER.is_dir(), reason=f"needs the measurements of others at {data.FOLDER}, which do not come along"
+    not FOLDER.is_dir(), reason=f"needs the measurements of others at {FOLDER}, which do not come along"
 )

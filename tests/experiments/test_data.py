@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cotenant import published
 from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.predictors.linear import DRAM, L2, fit
 from cotenant.predictors.samples import Sample
-from experiments import data
-from experiments.data import a100, glet, v100
+from cotenant.published import a100, v100
+from experiments.data import glet
 from tests.experiments.data import needs_data
 
 
@@ -100,7 +101,7 @@ def test_synthetic_latencies_have_their_documented_scale() -> None:
 
 
 def test_lines_of_a_missing_data_set_say_where_to_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
     for read, owner in ((a100.profiles, "0909wlgur/Gpulet"), (v100.pairs, "icloud-ecnu/igniter")):
         with pytest.raises(ConfigError) as error:
             read()
@@ -110,7 +111,7 @@ def test_lines_of_a_missing_data_set_say_where_to_put_it(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("text", ["resnet50,1,20", "resnet50,1,20,mem_util,much,l2_util,2,0"])
 def test_lines_of_a_corrupt_file_name_the_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(published, "FOLDER", tmp_path)
     folder = tmp_path / a100.SOURCE
     folder.mkdir(parents=True)
     (folder / "mem_util.csv").write_text(f"resnet50,1,40,mem_util,1,l2_util,2,0\n{text}\n")
@@ -124,5 +125,5 @@ def test_alone_latencies_are_those_measured() -> None:
 
     faster = [Point(share=WHOLE, batch=batch, latency=1 / batch, memory=0) for batch in (1, 2)]
     profile = Profile("m", "gpu", faster)
-    assert data.alone([profile]) == {Load("m", "gpu", 1, WHOLE): 1.0, Load("m", "gpu", 2, WHOLE): 0.5}
+    assert published.alone([profile]) == {Load("m", "gpu", 1, WHOLE): 1.0, Load("m", "gpu", 2, WHOLE): 0.5}
     assert profile.latency(2, WHOLE) == 1.0  # monotone

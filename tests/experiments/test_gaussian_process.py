@@ -15,7 +15,7 @@ from cotenant.predictors.gaussian_process import GaussianProcess, fit
 from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
-from experiments.data import a100, kace, v100
+from cotenant.published import a100, kace, v100
 from experiments.gaussian_process import table1
 from experiments.kace import protocol
 from experiments.kace.protocol import Values

@@ -15,7 +15,7 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError
 from cotenant.planners import load_planner
 from cotenant.planners.check import check
-from experiments import data
+from cotenant.published import FOLDER
 from experiments.gpulet import fig05, fig06, fig16, fig17, max_rates, paper, published, table05
 from experiments.gpulet.model_sets import MODEL_SETS, UNITS, model_set
 from experiments.gpulet.systems import Demand, System, feasible, schedule_scenarios
@@ -37,7 +37,7 @@ def test_scenarios_are_those_of_the_paper() -> None:
 
 @needs_data
 def test_scenarios_are_numbered_as_in_golden_files() -> None:
-    with (data.FOLDER / "golden_glet" / "scenarios_19682.csv").open() as file:
+    with (FOLDER / "golden_glet" / "scenarios_19682.csv").open() as file:
         rows = list(csv.reader(file))[1:]
     for row, levels in zip(rows, paper.scenarios(), strict=True):
         assert [int(rate) for rate in row[1:]] == [100 * level for level in levels.values()]
@@ -112,7 +112,7 @@ def test_published_program_with_our_tables_reproduces_golden_verdicts(
     players = model_set("synthetic-0.8")
     known = tables(players)
     scenarios = paper.scenarios()
-    with gzip.open(data.FOLDER / "golden_glet" / file, "rt") as text:
+    with gzip.open(FOLDER / "golden_glet" / file, "rt") as text:
         golden = {int(row["scenario"]): row["schedulable"] == "1" for row in csv.DictReader(text)}
     for number in range(0, paper.SCENARIOS, every):
         asked = {role: 100 * level for role, level in scenarios[number].items()}

@@ -14,8 +14,8 @@ from cotenant.core.plan import Plan
 from cotenant.planners.check import check
 from cotenant.predictors import ConstantMargin, Load
 from cotenant.predictors.samples import Sample
+from cotenant.published import v100
 from experiments.autoscaled_runs import AutoscaledRun
-from experiments.data import v100
 from experiments.gpulet import fig11, fig13, fig14, fig15, fig17, paper, schedulability, table04
 from experiments.gpulet.ground_truth import (
     MeasuredInterference,

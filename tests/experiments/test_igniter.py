@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cotenant.predictors import analytic, igniter
+from cotenant.published import v100
 from experiments.data import igniter as published
-from experiments.data import v100
 from tests.experiments.data import needs_data
 
 pytestmark = needs_data

@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
-from experiments.data import kace
+from cotenant.published import kace
 from experiments.kace import fig6_1, fig6_2, fig6_3, fig7_1, fig7_2, paper, protocol
 from experiments.parallel import Options
 from tests.experiments.data import needs_data

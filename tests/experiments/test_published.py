@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
-from experiments import data
+from cotenant.published import FOLDER
 from experiments.gpulet.published import (
     ELASTIC,
     ELASTIC_ALONE,
@@ -34,8 +34,8 @@ from experiments.gpulet.published.arithmetic import (
 )
 from experiments.gpulet.published.scheduler import IGNORED_RATE
 
-GOLDEN = data.FOLDER / "golden_glet"
-RESOURCE = data.FOLDER / "casys-kaist+glet" / "resource"
+GOLDEN = FOLDER / "golden_glet"
+RESOURCE = FOLDER / "casys-kaist+glet" / "resource"
 MODES = {
     "elastic_int": ELASTIC,
     "elastic_noint": ELASTIC_ALONE,

@@ -14,6 +14,7 @@ appear slowed by a quarter or more whatever is co-located. The older isolated la
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
@@ -21,23 +22,23 @@ from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
-from experiments.data import alone, lines, numbers
+from cotenant.published import alone, lines, numbers
 
 KIND = "a100"
 SOURCE = "0909wlgur+Gpulet/data"
 
 
-def profiles() -> dict[tuple[str, str], Profile]:
+def profiles(folder: Path | None = None) -> dict[tuple[str, str], Profile]:
     """Return batches 1 to 64 at 20, 40, 50, 60, 80 and 100 %, with isolated L2 and DRAM utilisation in percent."""
     used = {}
-    for place, line in lines(f"{SOURCE}/mem_util.csv"):
+    for place, line in lines(f"{SOURCE}/mem_util.csv", folder):
         model, batch, share, dram_word, dram, l2_word, l2, _ = _cells(place, line, 8)
         if (dram_word, l2_word) != ("mem_util", "l2_util"):
             raise ConfigError(f"{place}: expected mem_util and l2_util")
         b, p, d, c = numbers(place, batch, share, dram, l2)
         used[model, int(b), round(p * 10)] = {L2: c, DRAM: d}
     points = defaultdict(list)
-    for place, line in lines(f"{SOURCE}/inference.csv"):
+    for place, line in lines(f"{SOURCE}/inference.csv", folder):
         model, batch, share, _, _, word, latency, _ = _cells(place, line, 8)
         if word != "latency":
             raise ConfigError(f"{place}: expected latency")
@@ -48,11 +49,11 @@ def profiles() -> dict[tuple[str, str], Profile]:
     return {(model, KIND): Profile(model, KIND, measured) for model, measured in points.items()}
 
 
-def pairs() -> list[Sample]:
+def pairs(folder: Path | None = None) -> list[Sample]:
     """Return 1,817 co-located measurements, an even sample of all, of three victims."""
-    before = alone(profiles().values())
+    before = alone(profiles(folder).values())
     samples = []
-    for place, line in lines(f"{SOURCE}/interference.csv"):
+    for place, line in lines(f"{SOURCE}/interference.csv", folder):
         model, batch, share, other, other_batch, _, _, word, latency, _ = _cells(place, line, 10)
         if word != "latency":
             raise ConfigError(f"{place}: expected latency")

@@ -11,6 +11,7 @@ import csv
 import functools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from cotenant.core.profile import Point, Profile
 from cotenant.core.units import WHOLE
@@ -18,7 +19,7 @@ from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
-from experiments.data import lines, numbers
+from cotenant.published import lines, numbers
 
 KIND = "v100-32gb"
 SOURCE = "nba556677go+KACE-artifact"
@@ -81,10 +82,10 @@ def workload(load: Load) -> str:
     return f"{model}_batch{load.batch}-{use}"
 
 
-def runs(path: str = ALL) -> list[ColocatedRun]:
+def runs(path: str = ALL, folder: Path | None = None) -> list[ColocatedRun]:
     """Return the co-located runs of a file, in its order."""
     parsed = []
-    for place, row in _rows(path):
+    for place, row in _rows(path, folder):
         count = 3 if "workload3" in row else 2
         every = range(1, count + 1)
         parsed.append(
@@ -106,17 +107,17 @@ def split(occurrences: int, seed: int, features: str = "KACE") -> tuple[list[Col
 
 
 @functools.cache
-def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
+def profiles(features: str = "KACE", folder: Path | None = None) -> dict[tuple[str, str], Profile]:
     """Return isolated profiles on the whole device, with the features of KACE or of Xu et al."""
     columns = COLUMNS[features]
-    alone = {name: (rate, memory) for name, rate, memory in _alone()}
+    alone = {name: (rate, memory) for name, rate, memory in _alone(folder)}
     path = (
         ALL
         if features == "KACE"
         else f"{SOURCE}/profiling/baselines/hotcloud/hotcloud_combined_labels.csv_targetMPS100.csv"
     )
     points: dict[tuple[str, str], dict[int, Point]] = {}
-    for place, row in _rows(path):
+    for place, row in _rows(path, folder):
         for i in (1, 2):
             name = row[f"workload{i}"]
             one, (rate, memory) = load(name), alone[name]
@@ -131,9 +132,9 @@ def profiles(features: str = "KACE") -> dict[tuple[str, str], Profile]:
     return {key: Profile(*key, found.values()) for key, found in points.items()}
 
 
-def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
+def samples(of: list[ColocatedRun] | None = None, folder: Path | None = None) -> list[Sample]:
     """Return a sample for each model of each run as the victim."""
-    before = {load(name): rate for name, rate, _ in _alone()}
+    before = {load(name): rate for name, rate, _ in _alone(folder)}
     return [
         Sample(
             victim,
@@ -141,7 +142,7 @@ def samples(of: list[ColocatedRun] | None = None) -> list[Sample]:
             victim.batch / before[victim],
             victim.batch / run.rows_per_s[i],
         )
-        for run in (runs() if of is None else of)
+        for run in (runs(folder=folder) if of is None else of)
         for i, victim in enumerate(run.loads)
     ]
 
@@ -178,10 +179,10 @@ def _label(text: str) -> str:
     return f"{LABELS[name if name != 'ViT' else f'ViT-{use}']}_batch{batch}-{use}"
 
 
-def _alone() -> Iterator[tuple[str, float, float]]:
+def _alone(folder: Path | None) -> Iterator[tuple[str, float, float]]:
     """Yield workload, isolated rows per second, and memory in GB."""
     seen = set()
-    for place, row in _rows(ALL):
+    for place, row in _rows(ALL, folder):
         for i in (1, 2):
             name = row[f"workload{i}"]
             if name not in seen:
@@ -190,6 +191,6 @@ def _alone() -> Iterator[tuple[str, float, float]]:
                 yield name, rate, memory
 
 
-def _rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    places, texts = zip(*lines(path), strict=True)
+def _rows(path: str, folder: Path | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+    places, texts = zip(*lines(path, folder), strict=True)
     return zip(places[1:], csv.DictReader(texts), strict=True)

@@ -8,6 +8,7 @@ versions of the file this reads the only consistent one: the others hold corrupt
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 from cotenant.predictors.linear import DRAM, L2
 from cotenant.predictors.samples import Sample
-from experiments.data import alone, lines
+from cotenant.published import alone, lines
 
 KIND = "v100"
 SOURCE = "icloud-ecnu+igniter/i-Gniter/Profile/tools/gpulet.config"
@@ -26,10 +27,10 @@ SOURCE = "icloud-ecnu+igniter/i-Gniter/Profile/tools/gpulet.config"
 _Table = dict[int, dict[int, float]]  # batch → share in percent → value
 
 
-def profiles() -> dict[tuple[str, str], Profile]:
+def profiles(folder: Path | None = None) -> dict[tuple[str, str], Profile]:
     """Return batches 1 to 32, with isolated L2 and DRAM utilisation at each point, in percent."""
     tables: dict[str, dict[str, _Table]] = {}
-    for place, subject, what, value in _entries():
+    for place, subject, what, value in _entries(folder):
         if subject != "interference":
             tables.setdefault(subject, {})[what] = _converted(place, value, _Table)
     return {
@@ -56,11 +57,11 @@ def profiles() -> dict[tuple[str, str], Profile]:
     }
 
 
-def pairs() -> list[Sample]:
+def pairs(folder: Path | None = None) -> list[Sample]:
     """Return 750 pairs of different co-located models, each twice: with either model as the victim."""
-    before = alone(profiles().values())
+    before = alone(profiles(folder).values())
     samples = []
-    for place, subject, what, value in _entries():
+    for place, subject, what, value in _entries(folder):
         if (subject, what) != ("interference", "latency"):
             continue
         for one, other, batch, others, percent, ms, others_ms in _converted(
@@ -74,9 +75,9 @@ def pairs() -> list[Sample]:
     return samples
 
 
-def _entries() -> Iterator[tuple[str, str, str, Any]]:
+def _entries(folder: Path | None) -> Iterator[tuple[str, str, str, Any]]:
     """Yield the entries of every line: {subject: {quantity: value}}."""
-    for place, line in lines(SOURCE):
+    for place, line in lines(SOURCE, folder):
         try:
             entry = msgspec.json.decode(line, type=dict[str, dict[str, Any]])
         except msgspec.DecodeError as error:
