@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 
 import msgspec
 
 from cotenant.app.problem import build_problem, ensemble_model, model_of
 from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, ignore_progress
+from cotenant.app.remote_repository import RemoteRepository
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
 from cotenant.core.plan import Plan
@@ -64,6 +67,8 @@ class DeploymentBuilder:
         self._given = _given_profiles(settings)
         self._found = found
         self.say = say
+        self._mirroring = Lock()  # one thread copies at a time
+        self._mirrored = False
         self._told: dict[str, dict[str, str]] = {}  # what of a model's configuration was said to be ignored
         self.corrections = ProfileCorrections() if corrections is None else corrections
 
@@ -158,10 +163,20 @@ class DeploymentBuilder:
         )
 
     def _scan(self, configs: Mapping[str, Config]) -> tuple[Entries, Broken]:
-        entries = scan_repository(self._settings.model_repository, configs)
+        entries = scan_repository(self.repository(), configs)
         # Of several versions the last that can be is served.
         usable = {entry.name: entry for entry in entries if not entry.reason}
         return usable, {entry.name: entry.reason for entry in entries if entry.name not in usable}
+
+    def repository(self) -> Path:
+        """Return the folder of the models, as it is in its object store if it has one. Raises ConfigError."""
+        settings = self._settings
+        if settings.remote_repository is not None:
+            remote = RemoteRepository(settings.remote_repository, settings.model_repository, settings.remote_options)
+            with self._mirroring:
+                remote.synchronise(first=not self._mirrored)
+            self._mirrored = True
+        return settings.model_repository
 
     def _check_names(self, names: Collection[str] | None, known: Collection[str]) -> None:
         """Raise ConfigError or NotFoundError for names that are not `known`. A model with settings that has left the

@@ -177,7 +177,7 @@ def _repository_poller(server: Server, builder: DeploymentBuilder) -> Repository
     """Return what follows changes of the repository, where the settings ask for it."""
     if builder.settings.model_control_mode != "poll":
         return None
-    return RepositoryPoller(lambda: builder.settings.model_repository, server.follow_repository)
+    return RepositoryPoller(builder.repository, server.follow_repository)
 
 
 def _following(poller: RepositoryPoller | None, interval: float) -> AbstractAsyncContextManager[None]:

@@ -29,8 +29,8 @@ class Follower(Protocol):
 class RepositoryPoller:
     """Look at a repository now and then, and have a follower put what has changed into force.
 
-    repository: returns the folder as settings have it now. A change that fails is logged, costs nothing that is served,
-    and is tried again once the files change again.
+    repository: returns the folder as settings have it now; called in a thread. A change that fails is logged, costs
+    nothing that is served, and is tried again once the files change again.
     """
 
     def __init__(self, repository: Callable[[], Path], follow: Follower, *, settled: float = SETTLED) -> None:
@@ -69,7 +69,7 @@ class RepositoryPoller:
 
     async def _scan(self) -> Seen:
         try:
-            entries = await asyncio.to_thread(scan_repository, self._repository())
+            entries = await asyncio.to_thread(lambda: scan_repository(self._repository()))
         except (CotenantError, OSError) as error:  # such as a file system that is away for a moment
             logger.error("the model repository cannot be read: %s", error)
             return self._seen

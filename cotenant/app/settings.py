@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.config import Settings, read_settings
+from cotenant.config.settings import mirror_of
 from cotenant.errors import ConfigError
 
 Source = Settings | Path | str | None
@@ -18,15 +19,18 @@ RELOADABLE = frozenset(
 
 
 def settings_from(source: Source) -> Settings:
-    """Return the settings that `source` stands for: those of a TOML file; for a folder, the default settings with that
-    model repository and with free ports; for None, the default settings. Raises ConfigError."""
+    """Return the settings that `source` stands for: those of a TOML file; for a folder or the URL of an object store,
+    the default settings with that model repository and with free ports; for None, the default settings. Raises
+    ConfigError."""
     if isinstance(source, Settings):
         return source
-    if source is None or not Path(source).is_dir():
+    if isinstance(source, str) and "://" in source:
+        place = {"remote_repository": source, "model_repository": mirror_of(source)}
+    elif source is not None and Path(source).is_dir():
+        place = {"model_repository": Path(source)}
+    else:
         return read_settings(source)
-    return msgspec.structs.replace(
-        read_settings(), model_repository=Path(source), http_port=0, grpc_port=0, metrics_port=0
-    )
+    return msgspec.structs.replace(read_settings(), **place, http_port=0, grpc_port=0, metrics_port=0)
 
 
 def check_reloadable(current: Settings, wanted: Settings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +78,8 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the settings of a server. The defaults are those of `read_settings(None)`.
 
+    remote_repository: URL of an object store that is mirrored into `model_repository`; None: that is the repository.
+    remote_options: fsspec's for it.
     model_control_mode: whether models are loaded and unloaded by request, by what changes in the repository, or not at
     all. load_models: those to begin with; None: all. repository_poll_interval: seconds between two looks at it.
     profiles: a CSV file; None: what was measured on this machine.
@@ -102,6 +106,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model_repository: Path
+    remote_repository: str | None
+    remote_options: dict[str, Any]
     model_control_mode: ModelControlMode
     load_models: tuple[str, ...] | None
     repository_poll_interval: float
@@ -205,7 +211,9 @@ class _TlsEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
-    model_repository: str = "models"
+    model_repository: str | None = None
+    remote_repository: str | None = None
+    remote_options: dict[str, Any] = {}
     model_control_mode: str = "explicit"
     load_models: list[str] | None = None
     repository_poll_interval: str | int | float = "15s"
@@ -263,7 +271,9 @@ def read_settings(path: Path | str | None = None) -> Settings:
     usual = USUAL_INTERFERENCE.get(backend, MARGIN)
     interference = usual if file.interference is None else file.interference
     return Settings(
-        model_repository=base / file.model_repository,
+        model_repository=_repository(file, base),
+        remote_repository=file.remote_repository,
+        remote_options=file.remote_options,
         model_control_mode=check_one_of(file.model_control_mode, ModelControlMode, f"{place}: model_control_mode"),
         load_models=models_to_load(file.load_models),
         repository_poll_interval=parse_target(file.repository_poll_interval, f"{place}: repository_poll_interval"),
@@ -307,6 +317,19 @@ def read_settings(path: Path | str | None = None) -> Settings:
         access=_access(file, base, place),
         models=models,
     )
+
+
+def _repository(file: _SettingsFile, base: Path) -> Path:
+    """Return the folder of models: by default ./models, or a mirror in the cache."""
+    if file.model_repository is not None or file.remote_repository is None:
+        return base / (file.model_repository or "models")
+    return mirror_of(file.remote_repository)
+
+
+def mirror_of(url: str) -> Path:
+    """Return the folder that a store is mirrored into, unless the settings name one."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "cotenant" / "repositories" / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def models_to_load(names: Sequence[str] | None) -> tuple[str, ...] | None:
