@@ -24,6 +24,7 @@ from cotenant.measure.histogram import Histogram
 from cotenant.worker.wire import Timing
 
 DOCS = Path(__file__).parent.parent / "docs"
+NOT_FOUND = "\N{EN DASH}"  # in a table: nothing of it was found
 SCRAPED = {"job", "instance"}  # labels that Prometheus adds
 
 
@@ -130,3 +131,38 @@ def test_seeded_faults_apply_to_the_tree() -> None:
 
 def _exists(module: Path) -> bool:
     return module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+
+
+def anchors(page: Path) -> set[str]:
+    """What a page's headings are called in links, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_the_pages_lead_to_headings_that_exist() -> None:
+    wrong = [
+        f"{page.name}: {target}#{anchor}"
+        for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
+        for target, anchor in re.findall(r"\]\(([\w/.-]*\.md)?(?:#([\w-]+))?\)", page.read_text())
+        if (target or anchor)
+        and not (
+            (place := page.parent / target if target else page).is_file() and (not anchor or anchor in anchors(place))
+        )
+    ]
+    assert wrong == []
+
+
+def test_each_no_beside_other_servers_has_its_reason_and_each_claim_its_source() -> None:
+    text = (DOCS / "compare.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    features = [row for row in rows if len(row) == 9 and row[0]]
+    assert len(features) > 45
+    reasons = [row[0] for row in rows if len(row) == 2 and row[0]]
+    assert sorted(row[0] for row in features if row[1] == "no") == sorted(reasons)
+    sources = set(re.findall(r"^\[(\w+)\]: https://\S+$", text, re.M))
+    for row in features:
+        assert row[1] == "no" or re.fullmatch(r"\[[^\]]+\]\([\w-]+\.md(#[\w-]+)?\)", row[1]), row
+        for claim in row[2:]:
+            found = re.fullmatch(r"\[[^\]]+\]\[(\w+)\]", claim)
+            assert claim == NOT_FOUND or (found is not None and found[1] in sources), row
+    assert sources == set(re.findall(r"\]\[(\w+)\]", text))
