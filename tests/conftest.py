@@ -11,6 +11,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from cotenant.planners.front_end import REQUEST_SECONDS
+
 # Tests in several processes are told of a terminal with 80 columns that none of them has.
 os.environ.pop("COLUMNS", None)
 
@@ -23,3 +25,4 @@ settings.load_profile("repeatable")
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this process plan as on a quiet machine, whatever runs beside the tests."""
     monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: None)
+    monkeypatch.setattr("cotenant.app.deployment_builder.request_seconds", lambda: REQUEST_SECONDS)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from cotenant.app.front_end_source import request_seconds
 from cotenant.app.problem import build_problem, ensemble_model, model_of
 from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, ignore_progress
 from cotenant.app.remote_repository import RemoteRepository
@@ -152,7 +153,8 @@ class DeploymentBuilder:
                 f"no model in {str(self._settings.model_repository)!r} can be served; build some with"
                 f" `cotenant examples`{reasons}"
             )
-        problem = build_problem(self._settings, self._fleet, served, profiles, samples)
+        seconds = await asyncio.to_thread(request_seconds)
+        problem = build_problem(self._settings, self._fleet, served, profiles, samples, seconds)
         others = {name: NOT_LOADED for name in entries if name not in served and name not in broken}
         return Deployment(
             offered=served,

@@ -72,8 +72,10 @@ def build_problem(
     served: Mapping[str, ServableModel],
     profiles: Profiles,
     samples: Sequence[Sample],
+    request_seconds: float,
 ) -> Problem:
-    """Return the problem of serving these models. samples: of interference, as observed while serving.
+    """Return the problem of serving these models. samples: of interference, as observed while serving. request_seconds:
+    of a processor, that a request takes of the front end.
 
     A model without a rate is planned for the same small one as any other of them; one that only ensembles use, for the
     rate of their requests for it, with the longest of their targets.
@@ -104,7 +106,7 @@ def build_problem(
         objective=settings.objective or "devices",
         interference=with_observations(settings.interference.predictor(profiles), samples),
         applications=tuple(applications),
-        front_end=_front_end(settings, fleet),
+        front_end=_front_end(settings, fleet, request_seconds),
     )
     if problem.objective == "rate" or len(known) == len(rates):
         return problem
@@ -133,13 +135,13 @@ def work_of(problem: Problem, rates: Mapping[str, float]) -> float:
     return sum(rate * seconds[name] for name, rate in visits.items()) / max(devices, 1)
 
 
-def _front_end(settings: Settings, fleet: Collection[Kind]) -> FrontEnd:
+def _front_end(settings: Settings, fleet: Collection[Kind], seconds: float) -> FrontEnd:
     """Return what serving costs beside batches: the reserve is kept for the front end, and what it takes beyond that
     the models lack. On processors nobody is alone: the server runs there, too."""
     processors = sum(kind.processors for kind in fleet)
     reserved = processors * settings.reserve / (1 - settings.reserve)
     noise = NOISE if processors else 1.0
-    return FrontEnd(latency=REQUEST_LATENCY, noise=noise, reserved=reserved, processors=processors)
+    return FrontEnd(seconds=seconds, latency=REQUEST_LATENCY, noise=noise, reserved=reserved, processors=processors)
 
 
 def _default_slo(name: str, profiles: Sequence[Profile]) -> float:

@@ -87,8 +87,8 @@ def _experiments() -> Path:
     folder = CHECKOUT / "experiments"
     if not folder.is_dir():
         raise ConfigError(
-            f"{folder}: no experiments and no published data; they are not part of the installed package: get a "
-            "checkout of Cotenant and install it with `pip install --editable .`"
+            f"{folder}: no experiments; they are not part of the installed package: get a checkout of Cotenant and "
+            "install it with `pip install --editable .`"
         )
     return folder
 

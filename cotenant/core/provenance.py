@@ -50,7 +50,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     source: the candidate that the plan was made from. candidates: all that were compared, at the rates and targets
     planned for. headroom: by model, the multiple of its rate that was planned for, above 1, so that random arrivals
     keep its SLO. slo_factors: by model, the fraction of its target that was planned for, below 1, for the same reason.
-    validation: None where the plan was not simulated. stage_s: processing time of the stages, in seconds.
+    validation: None where the plan was not simulated. request_s: seconds of a processor that a request was counted to
+    take of the front end; None where nothing was. stage_s: processing time of the stages, in seconds.
     """
 
     source: str
@@ -58,4 +59,5 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     headroom: dict[str, float] = {}
     slo_factors: dict[str, float] = {}
     validation: Validation | None = None
+    request_s: float | None = None
     stage_s: dict[str, float] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-# Processor time of the server's event loop for one request, without its worker: 0.08 to 0.1 ms for a small request over
-# HTTP (docs/benchmarks.md, "Server overload", and docs/quickstart.md).
+# Processor time of the server's event loop for one request, without its worker, where it was not measured
+# (`app.front_end_source`): 0.07 to 0.1 ms for a small request over HTTP.
 REQUEST_SECONDS = 1e-4
 # From the caller to the queue and back: half a millisecond where nothing waits (docs/benchmarks.md, "Shares"), and as
 # much again for what does.

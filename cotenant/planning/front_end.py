@@ -11,6 +11,7 @@ from cotenant.core.profile import slowed_profiles
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
+from cotenant.planners.candidates import with_provenance
 from cotenant.planners.capacity import with_totals
 from cotenant.planners.front_end import FrontEnd
 from cotenant.planners.local_search import with_same_batches
@@ -31,8 +32,8 @@ def plan_with_front_end(solve: Solve, problem: Problem, front_end: FrontEnd) -> 
     if any(rate and not made.rate(name) for name, rate in made.unserved.items()):
         tight = _planned(solve, problem, msgspec.structs.replace(front_end, latency=0.0, noise=1.0))
         if sum(tight.unserved.values()) < sum(made.unserved.values()):
-            return tight
-    return made
+            made = tight
+    return with_provenance(made, request_s=front_end.seconds)
 
 
 def _planned(solve: Solve, problem: Problem, front_end: FrontEnd) -> Plan:

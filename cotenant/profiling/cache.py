@@ -53,16 +53,33 @@ def load_profile(name: str) -> Profile | None:
     return profile
 
 
+def load_number(name: str) -> float | None:
+    """Return a number that was measured beside profiles and cached under a key; None if there is none."""
+    try:
+        return float((cache_folder() / f"{name}.txt").read_text())
+    except (OSError, UnicodeDecodeError, ValueError):
+        return None
+
+
+def store_number(name: str, value: float) -> Path:
+    """Cache a number under a key, atomically. Raises ConfigError if the folder cannot be written."""
+    return _store(f"{name}.txt", f"{value!r}\n")
+
+
 def store_profile(name: str, profile: Profile) -> Path:
     """Cache a profile under a key, atomically. Raises ConfigError if the folder cannot be written."""
-    path = cache_folder() / f"{name}.csv"
+    return _store(f"{name}.csv", write_profiles([profile]))
+
+
+def _store(name: str, text: str) -> Path:
+    path = cache_folder() / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".csv")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
         with ExitStack() as failed:
             failed.callback(Path(temporary).unlink)
             with os.fdopen(handle, "w") as file:
-                file.write(write_profiles([profile]))
+                file.write(text)
             Path(temporary).replace(path)
             failed.pop_all()
     except OSError as error:

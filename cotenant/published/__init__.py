@@ -4,7 +4,7 @@ A module for each data set converts its files to `Profile`s and `Sample`s. Share
 all of the files; batches are rows; each module names the unit of its latencies.
 
 The files lie as their authors published them, in a folder for each repository, `<owner>+<name>`, all of them in the
-folder that is given, or that COTENANT_DATA names, or next to a checkout.
+folder that is given, or that COTENANT_DATA names; by default `shared/data` next to a checkout, or `cotenant-data`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from cotenant.core.profile import Profile
 from cotenant.errors import ConfigError
 from cotenant.predictors import Load
 
-FOLDER = Path(os.environ.get("COTENANT_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+
+def default_folder(root: Path) -> Path:
+    """Return the folder of all published files, where none is given. root: the folder that holds the package."""
+    if named := os.environ.get("COTENANT_DATA"):
+        return Path(named)
+    return root.parent / "shared" / "data" if (root / "pyproject.toml").is_file() else Path("cotenant-data")
+
+
+FOLDER = default_folder(Path(__file__).resolve().parents[2])
 
 
 def lines(path: str, folder: Path | None = None) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ def provenance_view(plan: Plan) -> RenderableType:
         *_factor_lines("headroom", "rate", provenance.headroom, plan),
         *_factor_lines("tightened", "target", provenance.slo_factors, plan),
         _validation_line(provenance.validation),
+        _front_end_line(provenance.request_s),
         f"time: {_times(provenance.stage_s)}",
     ]
     return Group(_candidate_table(plan, provenance.candidates), "", *(Text(line) for line in lines if line))
@@ -79,6 +80,10 @@ def _validation_line(validation: Validation | None) -> str:
         text += f"; worst: {worst.name} {_percent(worst.attainment)} for {_percent(worst.objective)}"
     plans, runs = show_count(validation.plans, "plan"), show_count(validation.runs, "run")
     return f"{text}; {plans} simulated in {runs}"
+
+
+def _front_end_line(seconds: float | None) -> str:
+    return "" if seconds is None else f"front end: {show_seconds(seconds)} of a processor counted for each request"
 
 
 def _times(stage_s: Mapping[str, float]) -> str:

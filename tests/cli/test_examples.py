@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant import published
 from cotenant.cli import reproduce
 from tests.cli.program import Program
 
@@ -27,8 +28,21 @@ def test_examples_files_overwrites_nothing(program: Program, folder: Path) -> No
     assert not (folder / "alerts.yml").exists()
 
 
-def test_published_samples_without_a_checkout_are_refused_with_the_way_out(
+def test_experiments_without_a_checkout_are_refused_with_the_way_out(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reproduce, "CHECKOUT", folder)
-    assert "no published data; they are not part of the installed package" in program.refuses("fit", "v100")
+    said = program.refuses("reproduce", "--list")
+    assert "they are not part of the installed package" in said and "published data" not in said
+
+
+def test_published_samples_of_an_installed_package_lie_where_the_user_says(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "FOLDER", published.default_folder(folder / "lib" / "python" / "site-packages"))
+    assert "cotenant-data/icloud-ecnu+igniter" in program.refuses("fit", "v100")
+    (folder / "checkout").mkdir()
+    (folder / "checkout" / "pyproject.toml").touch()
+    assert published.default_folder(folder / "checkout") == folder / "shared" / "data"
+    monkeypatch.setenv("COTENANT_DATA", "there")
+    assert published.default_folder(folder / "checkout") == Path("there")
