@@ -54,7 +54,7 @@ from cotenant.core.units import show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
-RELEASED_WITHIN = 10.0  # seconds in which a provider takes a device back, if it does
+RELEASED_WITHIN = 0.9  # seconds in which a provider takes a device back, if it does
 MAX_INTERVAL = 30.0  # seconds between two observations, beyond which counts say nothing about rates
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
 
@@ -408,7 +408,7 @@ class Controller:
 
     def _kept(self, now: float) -> set[DeviceId]:
         """Return the devices that can be planned for: not those just given back, which may yet stay where they are."""
-        return {device for device in self._devices if now - self._releasing.get(device, -math.inf) > RELEASED_WITHIN}
+        return {device for device in self._devices if now - self._releasing.get(device, -math.inf) >= RELEASED_WITHIN}
 
     def _acquire(self, now: float, commands: list[ControllerCommand]) -> None:
         there = Counter(device.kind for device in self._kept(now))

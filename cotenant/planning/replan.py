@@ -89,9 +89,9 @@ class Replanner:
         return msgspec.structs.replace(most, objective=there.objective, bound=None)
 
     def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
-        """Return a plan for the rates that are asked for; where that leaves some unserved, one for those offered now,
-        with what nobody asks for now as far as there is room, or for as much of those of bursts as there is. With it
-        the problem that it solves.
+        """Return a plan for the rates that are asked for; where that leaves some unserved, one for as much of them as
+        all devices serve, or, with one device or where that is too little, one for the rates offered now, with what
+        nobody asks for now as far as there is room. With it the problem that it solves.
 
         To find out that a plan is impossible takes longest. So none is searched for where the relaxation tells, and the
         plan for less comes first where batches have become slower, since then even that may be impossible.
@@ -105,7 +105,12 @@ class Replanner:
         larger = self._plan(problem, solve) if offered == problem.rates or _may_serve(problem) else None
         if larger is not None and offered == problem.rates:
             return problem, larger
-        if solve.bursts and (filled := self._spread(problem, larger, offered, solve)) is not None:
+        if larger is not None and not larger.unserved and not solve.bursts:
+            return problem, larger
+        # On one device the plan for less has all of it, too, and takes a fraction of the time.
+        if (solve.bursts or len(solve.devices) > 1) and (
+            filled := self._spread(problem, larger, offered, solve)
+        ) is not None:
             return filled
         if larger is not None and not larger.unserved:
             return problem, larger

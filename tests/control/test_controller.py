@@ -420,12 +420,11 @@ def test_device_that_is_being_released_is_in_no_plan() -> None:
     world = World(plan_of(3), devices=3, cooldown=20.0)
     (roll,) = world.answer(world.solve(20.0, 100.0), plan_of(1), devices={"gpu": 1})
     assert world.rolled(roll) == [Release(GPU[1:3][::-1])]
-    solve = world.solve(300.0, 5.0)
-    assert solve.devices == GPU[:1]
-    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    (solve,) = world.tell(DevicesFound(GPU[3:4]))
+    assert isinstance(solve, Solve)
+    assert solve.devices == (GPU[0], GPU[3])
+    commands = world.answer(solve, plan_of(1, 200.0), devices={"gpu": 4}, short="a 100 of 300/s")
     assert commands[0] == Acquire("gpu", 2)
-    world.tell(DevicesGone(GPU[1:3], "released"))
-    assert world.controller.status().launching == {"gpu": 2}
 
 
 def test_device_that_a_provider_does_not_take_back_is_used_again() -> None:

@@ -191,6 +191,15 @@ def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
     assert solved.short.startswith("the devices that are there leave unserved: a ")
 
 
+def test_headroom_that_does_not_fit_is_planned_for_as_far_as_several_devices_go() -> None:
+    """A rate that rises will want what is left a moment later."""
+    most = solve(RATES, current(), FOUR, step=SolveStep.REPLAN).sustained
+    offered = {name: 1.2 * rate for name, rate in most.items()}
+    solved = solve({name: 10.0 * rate for name, rate in offered.items()}, current(), FOUR, offered=offered)
+    assert solved.plan is not None and solved.plan.devices_used == 4
+    assert all(solved.rates[name] > 1.5 * rate for name, rate in offered.items())
+
+
 def test_bursts_are_planned_for_as_far_as_the_devices_go() -> None:
     offered, asked, solved = short_of_headroom(20.0, 0.2, bursts=True)
     assert solved.short == ""
