@@ -31,7 +31,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import nothing_yet
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
-from cotenant.live.limits import Limits, grpc_limits, metrics_limits
+from cotenant.live.limits import Limits, MemoryBudget, grpc_limits, metrics_limits
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
 from cotenant.live.tracing import tracing
@@ -94,6 +94,7 @@ async def running(
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
         limits = Limits(body=settings.max_body, memory=settings.max_memory)
+        memory = MemoryBudget(limits.memory)  # of both front ends together
         http = HttpServer(
             server,
             page=server.page,
@@ -101,6 +102,7 @@ async def running(
             startup=server.startup,
             reload=reloader.reload_for_caller,
             limits=limits,
+            memory=memory,
             access=access,
             tls=tls,
             log_access=settings.access_log,
@@ -110,8 +112,10 @@ async def running(
             server,
             message_size=settings.max_body,
             limits=grpc_limits(settings.max_memory),
+            memory=memory,
             access=access,
             tls=grpc_tls(settings.access),
+            log_access=settings.access_log,
         )
         try:
             metrics_host = settings.metrics_host or settings.host

@@ -99,9 +99,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_delay: seconds, for models that set none themselves; None: 0.
     response_cache: bytes of answers that are kept; None: none.
     allow_client_shm: whether callers of this machine may register shared memory.
-    max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once, over HTTP.
+    max_body: bytes of a request. max_memory: bytes of all large bodies and responses at once.
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
-    access_log: write a line for each HTTP request. otlp_endpoint: URL that traces are exported to; None: no traces.
+    access_log: write a line for each request. otlp_endpoint: URL that traces are exported to; None: no traces.
     state: SQLite file of what is kept over a restart; None: one for each repository beside the profile cache.
     """
 

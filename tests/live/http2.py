@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import hpack
@@ -88,6 +89,18 @@ class Wire:
         """Send bytes, and return the frames of the answer: type, flags, stream, payload."""
         self.protocol.data_received(b"".join(data))
         self.turn()
+        return self.heard()
+
+    def wait(self) -> list[tuple[int, int, int, bytes]]:
+        """Wait for what a thread works at, and return the frames of the answer."""
+        until = time.monotonic() + 30
+        while not self.transport.sent and time.monotonic() < until:
+            time.sleep(0.01)
+            self.turn()
+        return self.heard()
+
+    def heard(self) -> list[tuple[int, int, int, bytes]]:
+        """Return the frames that have been sent since they were last asked for."""
         sent, self.transport.sent = self.transport.sent, b""
         answer = []
         while sent:

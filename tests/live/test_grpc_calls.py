@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
+import threading
+import time
 import zlib
 
 import hpack
@@ -12,10 +14,12 @@ import pytest
 
 from cotenant.live.grpc import frames
 from cotenant.live.grpc.call import STREAM_WINDOW
-from cotenant.live.grpc.connection import _MAX_CALLS, _WINDOW
+from cotenant.live.grpc.compression import unpack
 from cotenant.live.grpc.frames import ErrorCode, frame
+from cotenant.live.grpc.greeting import MAX_CALLS, WINDOW
 from cotenant.live.grpc.headers import MAX_HEADERS
-from cotenant.live.limits import MAX_ERROR, Limits
+from cotenant.live.http import HttpServer
+from cotenant.live.limits import MAX_ERROR, Limits, MemoryBudget
 from cotenant.protocol import messages
 from tests.live.http2 import (
     END,
@@ -63,7 +67,7 @@ def test_call_that_cannot_be_answered_ends_with_its_status(
     wire.hello()
     parts = [body[start : start + 16384] for start in range(0, len(body) or 1, 16384)]
     sent = [frame(frames.DATA, 0, 1, part) for part in parts[:-1]] + [frame(frames.DATA, END, 1, parts[-1])]
-    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, head), *sent))
+    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, head), *sent) or wire.wait())
     assert (told[b":status"], told[b"grpc-status"]) == (b"200", code)
     assert said is None or told[b"grpc-message"] == said
     assert told[b"grpc-message"].isascii()
@@ -118,9 +122,9 @@ def test_caller_that_resets_its_call_cancels_its_request(wire: Wire, core: StubC
 
 def test_calls_above_the_most_at_once_are_refused_and_may_be_repeated(wire: Wire) -> None:
     wire.hello()
-    opened = b"".join(frame(frames.HEADERS, WHOLE, 2 * n + 1, block()) for n in range(_MAX_CALLS + 1))
+    opened = b"".join(frame(frames.HEADERS, WHOLE, 2 * n + 1, block()) for n in range(MAX_CALLS + 1))
     ((kind, _, stream, code),) = wire.say(opened)
-    assert (kind, stream) == (frames.RST_STREAM, 2 * _MAX_CALLS + 1)
+    assert (kind, stream) == (frames.RST_STREAM, 2 * MAX_CALLS + 1)
     assert int.from_bytes(code, "big") == ErrorCode.REFUSED_STREAM
 
 
@@ -140,9 +144,13 @@ def test_draining_server_ends_connections_after_their_calls(wire: Wire, core: St
     wire.say(call(body=message("held")))
     stopping = wire.loop.create_task(wire.server.stop(5.0))
     wire.turn()
+    # What is on its way is served: the caller cannot know yet.
     answer = wire.say(call(3))
-    assert answer[0][0] == frames.GOAWAY and int.from_bytes(answer[0][3][:4], "big") == 1
-    assert answer[1][:3] == (frames.RST_STREAM, 0, 3)
+    assert answer[0][0] == frames.GOAWAY and int.from_bytes(answer[0][3][:4], "big") == (1 << 31) - 1
+    assert answer[1][:3] == (frames.PING, 0, 0) and wire.trailers(answer, 3)[b"grpc-status"] == b"0"
+    (last,) = wire.say(frame(frames.PING, frames.ACK, 0, answer[1][3]))
+    assert last[0] == frames.GOAWAY and int.from_bytes(last[3][:4], "big") == 3
+    assert wire.say(call(5))[0][:3] == (frames.RST_STREAM, 0, 5)
     assert not wire.transport.closed
     core.release()
     wire.turn()
@@ -202,7 +210,7 @@ def test_more_than_a_window_is_refused(wire: Wire) -> None:
     wire.say(frame(frames.HEADERS, WHOLE, 1, block(STREAM)))
     wire.protocol.calls[1].unacknowledged = STREAM_WINDOW
     assert wire.say(frame(frames.DATA, 0, 1, b"x"))[-1][:3] == (frames.RST_STREAM, 0, 1)
-    wire.protocol._unacknowledged = _WINDOW
+    wire.protocol._unacknowledged = WINDOW
     assert wire.say(frame(frames.DATA, 0, 1, b"x"))[-1][0] == frames.GOAWAY
 
 
@@ -379,3 +387,125 @@ def test_headers_of_many_bytes_are_read_up_to_the_limit(wire: Wire) -> None:
     pieces = [frame(frames.HEADERS, 0, 1, head[:9000]), frame(frames.CONTINUATION, WHOLE, 1, head[9000:])]
     told = wire.trailers(wire.say(*pieces, frame(frames.DATA, END, 1, message())))
     assert told[b"grpc-status"] == b"0"
+
+
+# Compressed messages
+
+PACKED = block(INFER, (b"grpc-encoding", b"gzip"))
+
+
+def packed(pairs: int = 1 << 17) -> bytes:
+    """Return a request of so many pairs of numbers, compressed."""
+    return prefixed(gzip.compress(message(pairs=pairs)[5:], 1), 1)
+
+
+def in_frames(stream: int, body: bytes, *, last: bool = True) -> list[bytes]:
+    parts = [body[start : start + frames.MAX_FRAME] for start in range(0, len(body), frames.MAX_FRAME)]
+    return [frame(frames.DATA, END if last and part is parts[-1] else 0, stream, part) for part in parts]
+
+
+def test_large_compressed_message_is_unpacked_beside_the_loop(
+    wire: Wire, core: StubCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def slow(message: bytes, encoding: bytes, limit: int) -> bytes:
+        assert go_on.wait(30)
+        return unpack(message, encoding, limit)
+
+    monkeypatch.setattr("cotenant.live.grpc.call.unpack", slow)
+    wire.hello()
+    assert not wire.say(frame(frames.HEADERS, WHOLE, 1, PACKED), *in_frames(1, packed()))
+    assert wire.trailers(wire.say(call(3)), 3)[b"grpc-status"] == b"0", "others are served meanwhile"
+    memory = wire.server._shared.memory
+    assert memory.used >= 1 << 20 and len(core.requests) == 1
+    go_on.set()
+    assert wire.wait()
+    assert len(core.requests[1].inputs[0].data) == 1 << 20
+    wire.say(frames.reset(1, ErrorCode.CANCEL))  # it has not taken its response
+    assert memory.used == 0
+
+
+def test_memory_that_unpacking_may_take_is_counted(core: StubCore, loop: asyncio.AbstractEventLoop) -> None:
+    wire = Wire(loop, core, limits=Limits(memory=1 << 20))
+    wire.hello()
+    told = wire.trailers(wire.say(frame(frames.HEADERS, WHOLE, 1, PACKED), *in_frames(1, packed(1 << 20))))
+    assert told[b"grpc-status"] == b"14" and not core.requests
+    assert wire.server._shared.memory.used == 0
+
+
+def test_caller_that_leaves_while_its_message_is_unpacked_gets_nothing(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    sent = [frame(frames.HEADERS, WHOLE, 1, PACKED), *in_frames(1, packed()), frames.reset(1, ErrorCode.CANCEL)]
+    assert not wire.say(*sent)
+    for _ in range(20):
+        time.sleep(0.01)
+        wire.turn()
+    assert not core.requests and not wire.protocol.calls and wire.server._shared.memory.used == 0
+
+
+def test_compressed_messages_of_a_stream_are_answered_in_order(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    head = block(STREAM, (b"grpc-encoding", b"gzip"))
+    small = prefixed(gzip.compress(message("nowhere")[5:]), 1)
+    wire.protocol.window = 1 << 30
+    wire.say(frame(frames.HEADERS, WHOLE, 1, head), *in_frames(1, packed(), last=False))
+    wire.say(*in_frames(1, small))
+    while wire.protocol.calls and not core.requests:
+        wire.turn()
+    assert len(core.requests) == 1, "the second is for no model"
+
+
+# Draining, the access log, traces
+
+
+def test_caller_that_does_not_answer_the_ping_is_refused_after_the_notice(
+    wire: Wire, core: StubCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.live.grpc.drain.NOTICE", 0.05)
+    wire.hello()
+    wire.say(call(body=message("held")))
+    wire.protocol.drain()
+    wire.protocol.drain()  # twice is once
+    assert [kind for kind, *_ in wire.say()] == [frames.GOAWAY, frames.PING]
+    ((kind, _, _, payload),) = wire.wait()
+    assert kind == frames.GOAWAY and int.from_bytes(payload[:4], "big") == 1
+    core.release()
+    wire.turn()
+    assert wire.transport.closed
+
+
+def test_caller_that_goes_away_itself_is_not_asked(wire: Wire) -> None:
+    wire.hello()
+    ((kind, _, _, payload),) = wire.say(frames.goaway(0, ErrorCode.NO_ERROR))
+    assert kind == frames.GOAWAY and payload[:4] == bytes(4) and wire.transport.closed
+
+
+def test_access_log_has_a_line_for_each_call(
+    core: StubCore, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire(loop, core, log_access=True)
+    wire.hello()
+    with caplog.at_level("INFO", "cotenant.access"):
+        wire.say(call())
+        wire.say(call(3, message("nowhere")))
+        wire.say(call(5, head=block(b"/nowhere")))
+        wire.say(call(7, message("held")))
+        wire.say(frames.reset(7, ErrorCode.CANCEL))
+        wire.say(frame(frames.HEADERS, WHOLE, 9, block(STREAM)), *in_frames(9, message()))
+    logged = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [line["grpc_status"] for line in logged] == ["OK", "NOT_FOUND", "UNIMPLEMENTED", "CANCELLED", "OK"]
+    assert logged[0]["url"] == INFER.decode() and logged[0]["bytes"] > 20 and logged[4]["bytes"] > logged[0]["bytes"]
+    assert "gRPC /inference.GRPCInferenceService/ModelInfer OK" in caplog.messages[0]
+
+
+def test_callers_place_in_a_trace_goes_with_its_request(wire: Wire, core: StubCore) -> None:
+    wire.hello()
+    wire.say(call(head=block(INFER, (b"traceparent", b"00-1-2-01"))), call(3))
+    assert [request.traceparent for request in core.requests] == ["00-1-2-01", ""]
+
+
+def test_front_ends_share_one_budget_of_memory(core: StubCore, loop: asyncio.AbstractEventLoop) -> None:
+    memory = MemoryBudget(1 << 20)
+    wire = Wire(loop, core, memory=memory)
+    assert HttpServer(core, memory=memory)._handler.memory is memory is wire.server._shared.memory

@@ -447,6 +447,24 @@ def test_body_or_head_above_its_limit_is_rejected(core: StubCore) -> None:
         assert wire.answers[0].headers["connection"] == "close" and wire.eof
 
 
+@pytest.mark.parametrize("size", [1000, 1 << 16])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("GET", "/" + "x" * 70_000),
+        request("GET", "/v2", Padding="x" * 70_000),
+        request("GET", "/v2")[:-2] + b"".join(b"X%d: y\r\n" % number for number in range(15_000)) + b"\r\n",
+        request("GET", "/v2/health/live") + request("POST", INFER, b"{}", Padding="x" * 70_000),
+    ],
+)
+def test_head_above_its_limit_is_rejected_in_however_few_pieces_it_comes(
+    server: HttpServer, asked: bytes, size: int
+) -> None:
+    wire = Wire(server)
+    wire.say(asked, size=size)
+    assert wire.answers[-1].status == 431 and wire.eof
+
+
 def test_connection_above_the_limit_gets_503_and_is_closed(core: StubCore) -> None:
     server = HttpServer(core, limits=Limits(connections=2))
     first, second, third = (Wire(server) for _ in range(3))

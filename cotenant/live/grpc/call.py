@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,13 @@ import msgspec
 
 from cotenant.errors import CotenantError, UnavailableError
 from cotenant.live.access import Permission
+from cotenant.live.grpc.access_log import log_call
+from cotenant.live.grpc.compression import unpack, unpack_small, unpacked_limit
 from cotenant.live.grpc.frames import DATA, END_HEADERS, END_STREAM, HEAD, HEADERS, MAX_FRAME
 from cotenant.live.grpc.headers import RESPONSE, TRAILERS, CallHead, trailers
 from cotenant.live.grpc.status import CallError, Status, expected, status_of
-from cotenant.live.http.encoding import inflate, inflated_limit
 from cotenant.live.http.request_handler import TOO_MUCH
-from cotenant.live.limits import MAX_ERROR, MAX_RATIO
+from cotenant.live.limits import MAX_ERROR
 from cotenant.live.oip import public_message
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Call:
 
     on_cancel: called when the caller has left, or its deadline has passed. ended: the caller has sent all. begun: by
     the loop's clock. window: bytes that the caller takes now. pending: what it does not take yet. ending: the trailers
-    to send after that. waiting: bytes of responses that are to be sent later. held: bytes that count as memory of the
-    server.
+    to send after that. sent: bytes of messages, pending ones included. waiting: bytes of responses that are to be sent
+    later, and of messages that are being unpacked. held: bytes that count as memory of the server.
     """
 
     __slots__ = (
@@ -62,6 +62,7 @@ class Call:
         "_more",
         "_started",
         "_timer",
+        "_unlogged",
         "begun",
         "connection",
         "ended",
@@ -72,6 +73,7 @@ class Call:
         "on_cancel",
         "pending",
         "received",
+        "sent",
         "stream",
         "unacknowledged",
         "waiting",
@@ -85,7 +87,7 @@ class Call:
         self.method = method
         self.window = window
         self.ended = False
-        self.received = 0
+        self.received = self.sent = 0
         self.held = 0
         self.waiting = 0
         self.unacknowledged = 0
@@ -96,6 +98,7 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._buffer: bytes | bytearray = b""
         self._started = False
+        self._unlogged = connection.shared.log_access
         self._more: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         if head.timeout is not None:
@@ -138,10 +141,38 @@ class Call:
 
     def _start_unary(self) -> None:
         assert self.method.unary is not None
-        message = self._take()
-        if message is None or self._buffer:
+        taken = self._take()
+        if taken is None or self._buffer:
             raise CallError(Status.UNIMPLEMENTED, _ONE_MESSAGE)
-        self.method.unary(self, message)
+        message, packed = taken
+        small = unpack_small(message, self.head.encoding, self._limit()) if packed else message
+        if small is not None:
+            self.method.unary(self, small)
+        else:
+            self._unpack(message).add_done_callback(self._start_unpacked)
+
+    def _start_unpacked(self, work: asyncio.Future[bytes]) -> None:
+        assert self.method.unary is not None
+        error = work.exception()
+        if self.connection.calls.get(self.stream) is not self:
+            return
+        try:
+            if error is not None:
+                raise error
+            self.method.unary(self, work.result())
+        except Exception as failure:  # noqa: BLE001  # `fail` logs what nobody expects
+            self.fail(failure)
+
+    def _unpack(self, message: bytes) -> asyncio.Future[bytes]:
+        """Decompress a message in a thread. What it may take counts as memory meanwhile. Raises UnavailableError."""
+        limit = self._limit()
+        most = unpacked_limit(message, limit)
+        self.keep(most)
+        if self.connection.shared.memory.exceeded:
+            raise UnavailableError(TOO_MUCH)
+        work = self.connection.loop.run_in_executor(None, unpack, message, self.head.encoding, limit)
+        work.add_done_callback(lambda done: self.keep(-most))
+        return work
 
     def _check_size(self) -> int:
         """Return where the first message ends, 0 where its length is not there yet. Raises CallError."""
@@ -157,8 +188,8 @@ class Call:
     def _limit(self) -> int:
         return min(self.method.message_size, self.connection.shared.message_size)
 
-    def _take(self) -> bytes | None:
-        """Return the next message, None where it is not there yet. Raises CallError."""
+    def _take(self) -> tuple[bytes, bool] | None:
+        """Return the next message and whether it is compressed, None where it is not there yet. Raises CallError."""
         end = self._check_size()
         if not end or len(self._buffer) < end:
             return None
@@ -167,9 +198,7 @@ class Call:
             del self._buffer[:end]
         else:
             self._buffer = self._buffer[end:]
-        if packed:
-            message = _unpacked(message, self.head.encoding, self._limit())
-        return message
+        return message, bool(packed)
 
     def wake(self) -> None:
         """Tell whoever waits for messages that there is more, or the end."""
@@ -179,12 +208,14 @@ class Call:
     async def receive(self) -> bytes | None:
         """Return the caller's next message, None after its last. Raises CallError."""
         while True:
-            message = self._take()
+            taken = self._take()
             self.account()
             # What is taken makes room for more; so does the part of a message that is waited for.
-            if message is not None:
+            if taken is not None:
                 self.connection.acknowledge(self, keep=len(self._buffer))
-                return message
+                message, packed = taken
+                small = unpack_small(message, self.head.encoding, self._limit()) if packed else message
+                return small if small is not None else await self._unpack(message)
             self.connection.acknowledge(self)
             if self.ended:
                 if self._buffer:
@@ -205,6 +236,8 @@ class Call:
             self.write(message)
             self.finish()
             return
+        if self._unlogged:
+            self._log(Status.OK, size - _PREFIX)
         connection.window -= size
         pack, stream = HEAD.pack, self.stream
         writer.write(
@@ -230,6 +263,7 @@ class Call:
         if not self._started:
             self._started = True
             self.connection.writer.write_headers(self.stream, RESPONSE)
+        self.sent += len(message)
         self.pending.append(memoryview(b"\0" + len(message).to_bytes(4, "big")))
         if message:
             self.pending.append(memoryview(message))
@@ -251,6 +285,8 @@ class Call:
         """End the call, after all messages that are still to be sent."""
         if self.ending is not None or self.connection.calls.get(self.stream) is not self:
             return
+        if self._unlogged:
+            self._log(status, self.sent)
         self.ending = trailers(status, message[:MAX_ERROR])
         if not self._started:
             self.ending = RESPONSE + self.ending
@@ -282,6 +318,8 @@ class Call:
     def close(self) -> None:
         """Let go of all that the call holds. The connection calls this."""
         self.on_cancel = None
+        if self._unlogged:
+            self._log(Status.CANCELLED, self.sent)  # its caller has left
         if self._timer is not None:
             self._timer.cancel()
         self.pending.clear()
@@ -293,6 +331,10 @@ class Call:
             self.drained()
             self.ended = True
             self.wake()
+
+    def _log(self, status: Status, size: int) -> None:
+        self._unlogged = False
+        log_call(self.connection, self.head, status, size, self.connection.loop.time() - self.begun)
 
     def account(self) -> None:
         """Count the memory that the call holds now: what it has not taken, and what its caller has not."""
@@ -321,17 +363,3 @@ class Call:
 
 def _message_end(data: bytes | bytearray) -> int:
     return _PREFIX + int.from_bytes(data[1:_PREFIX], "big")
-
-
-def _unpacked(message: bytes, encoding: bytes, limit: int) -> bytes:
-    """Return a message that came compressed. Raises CallError."""
-    if encoding not in (b"gzip", b"deflate"):
-        raise CallError(Status.INTERNAL, "a message that is compressed in no encoding that its call names")
-    try:
-        unpacked = inflate(message, inflated_limit(len(message), limit))
-    except zlib.error as error:
-        raise CallError(Status.INTERNAL, f"a message that is not {encoding.decode()}: {error}") from None
-    if unpacked is None:
-        reason = "" if MAX_RATIO * len(message) > limit else f", of {MAX_RATIO} times what was sent"
-        raise CallError(Status.RESOURCE_EXHAUSTED, f"Decompressed message larger than max{reason}")
-    return unpacked

@@ -13,8 +13,11 @@ from cotenant.errors import UnavailableError
 from cotenant.live.access import Permission
 from cotenant.live.grpc import frames
 from cotenant.live.grpc.access import caller_of
+from cotenant.live.grpc.access_log import log_call
 from cotenant.live.grpc.call import STREAM_WINDOW, Call, Method
+from cotenant.live.grpc.drain import Drain
 from cotenant.live.grpc.frames import ConnectionFault, ErrorCode, StreamFault
+from cotenant.live.grpc.greeting import GREETING, MAX_CALLS, WINDOW
 from cotenant.live.grpc.headers import (
     MAX_HEADERS,
     RESPONSE,
@@ -34,20 +37,10 @@ from cotenant.live.oip import UNEXPECTED
 
 logger = logging.getLogger(__name__)
 
-_WINDOW = 1 << 22  # bytes that may come on a connection before they are acknowledged
-_MAX_CALLS = 1 << 12  # of one connection at once
 _MAX_BLOCK = 2 * MAX_HEADERS  # bytes of headers, compressed, in as many frames as it takes
 _MAX_ABANDONED = 1 << 10  # calls that ended before their callers knew, whose late frames are ignored
 _LAST = frames.END_HEADERS | frames.END_STREAM
 _STREAM_ID = 0x7FFFFFFF
-
-_GREETING = frames.settings_frame(
-    {
-        frames.MAX_CONCURRENT_STREAMS: _MAX_CALLS,
-        frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-        frames.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
-    }
-) + frames.window_update(0, _WINDOW - frames.DEFAULT_WINDOW)
 
 
 class Connection(asyncio.Protocol):
@@ -68,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._needed = len(frames.PREFACE) + frames.HEAD_SIZE  # bytes, with which it is
         self._greeted = self._preface_read = self._closing = False
         self._last = 0  # the newest stream
-        self._last_served: int | None = None  # where the connection drains
+        self._drain = Drain(self.writer, self.loop, self._refuse)
         self._initial_window = frames.DEFAULT_WINDOW
         self._unacknowledged = 0
         # Calls with messages that their windows have room for, but not the connection's, or not the socket.
@@ -87,13 +80,14 @@ class Connection(asyncio.Protocol):
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.shared.open.add(self)
-        self.writer.write(_GREETING)
+        self.writer.write(GREETING)
         if len(self.shared.open) > self.shared.limits.connections:
             self._close(ErrorCode.ENHANCE_YOUR_CALM, "too many connections; use those that are open for more calls")
         elif self.shared.draining:
             self.drain()  # it was being encrypted when the server stopped
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._drain.stop()
         self.transport = self.writer.transport = None
         for call in list(self.calls.values()):
             self.cancel(call)
@@ -176,6 +170,8 @@ class Connection(asyncio.Protocol):
                 frames.check_size(len(payload) == 8)
                 if not flags & frames.ACK:
                     self.writer.write(frames.frame(frames.PING, frames.ACK, 0, payload))
+                elif self._drain.answers(payload):
+                    self._refuse()
             case frames.SETTINGS:
                 frames.check_stream(stream == 0)
                 self._on_settings(flags, payload)
@@ -193,13 +189,11 @@ class Connection(asyncio.Protocol):
             case frames.GOAWAY:
                 frames.check_stream(stream == 0)
                 frames.check_size(len(payload) >= 8)
-                self.drain()
+                self._refuse()
             case frames.PUSH_PROMISE:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a caller pushes nothing")
             case _:
                 pass  # of an extension that is not known here
-
-    # Frames of calls
 
     def _on_headers(self, flags: int, stream: int, payload: bytes) -> None:
         frames.check_stream(stream & 1 == 1)
@@ -231,13 +225,14 @@ class Connection(asyncio.Protocol):
         head = self._reader.call_head(block)
         if not head.valid:
             raise StreamFault(stream, ErrorCode.PROTOCOL_ERROR)
-        if self._last_served is not None or len(self.calls) >= _MAX_CALLS:
+        if self._drain.last is not None or len(self.calls) >= MAX_CALLS:
             raise StreamFault(stream, ErrorCode.REFUSED_STREAM)
         if head.method != b"POST" or not is_grpc(head.content_type):
             self._answer(stream, ended, http_error(415 if head.method == b"POST" else 405))
             return
         method = self.shared.methods.get(head.path)
         if method is None:
+            log_call(self, head, Status.UNIMPLEMENTED, 0, 0.0)
             self._answer(stream, ended, RESPONSE + trailers(Status.UNIMPLEMENTED, "Method not found!"))
             return
         self._start(stream, head, method, ended)
@@ -286,8 +281,8 @@ class Connection(asyncio.Protocol):
         size = len(payload)
         self._misuse.moved += size
         self._unacknowledged += size
-        if self._unacknowledged > _WINDOW // 2:
-            if self._unacknowledged > _WINDOW:
+        if self._unacknowledged > WINDOW // 2:
+            if self._unacknowledged > WINDOW:
                 raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more than the connection's window")
             self.writer.write(frames.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
@@ -330,8 +325,6 @@ class Connection(asyncio.Protocol):
             return
         self._misuse.count_reset(self.loop.time() - call.begun)
         self.cancel(call)
-
-    # Settings and flow control
 
     def _on_settings(self, flags: int, payload: bytes) -> None:
         if flags & frames.ACK:
@@ -453,18 +446,17 @@ class Connection(asyncio.Protocol):
         self.calls.pop(call.stream, None)
         self._blocked.pop(call.stream, None)
         call.close()
-        if self._last_served is not None and not self.calls and not self._closing:
+        if self._drain.last is not None and not self.calls and not self._closing:
             self._shut()
 
     # The server calls these.
 
     def drain(self) -> None:
-        """Start no more calls, and close the connection when those that there are have ended."""
-        if self._last_served is None and not self._closing:
-            self._last_served = self._last
-            self.writer.write(frames.goaway(self._last, ErrorCode.NO_ERROR))
-        if not self.calls:
-            self._shut()
+        """Tell the caller to start no more calls, and close the connection when those that there are have ended."""
+        if self._greeted and not self._closing:
+            self._drain.begin()
+        else:
+            self._refuse()
 
     def tick(self) -> None:
         """Enforce what takes too long. Called once a second."""
@@ -483,6 +475,13 @@ class Connection(asyncio.Protocol):
         """Break off the connection, with all its calls."""
         if self.transport is not None:
             self.transport.abort()
+
+    def _refuse(self) -> None:
+        """Start no more calls: the caller knows by now that the connection ends."""
+        if not self._closing:
+            self._drain.end(self._last)
+        if not self.calls:
+            self._shut()
 
     def _close(self, code: ErrorCode, reason: str) -> None:
         """Tell the caller why the connection ends, and end it."""

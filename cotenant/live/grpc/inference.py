@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from cotenant.errors import CotenantError, RequestError
 from cotenant.live.access import Permission
 from cotenant.live.grpc.call import MAX_MESSAGE, Call, Method
@@ -68,6 +70,10 @@ class InferenceMethods:
                 raise
             call.connection.check(Permission.SHARE, call)
             request = read_request(message, info, call.remaining(), self._core.shared_memory)
+
+        if b"traceparent" in call.head.metadata:
+            trace = call.head.metadata[b"traceparent"].decode("latin-1")
+            request = msgspec.structs.replace(request, traceparent=trace)
 
         def done(result: InferResponse | RequestError) -> None:
             if isinstance(result, RequestError):

@@ -19,13 +19,14 @@ from cotenant.live.grpc.health import INFERENCE_SERVICE, HealthMethods, reflecti
 from cotenant.live.grpc.inference import InferenceMethods
 from cotenant.live.grpc.methods import ManagementMethods
 from cotenant.live.grpc.shared import Shared
-from cotenant.live.limits import MAX_BODY, Limits, grpc_limits
+from cotenant.live.limits import MAX_BODY, Limits, MemoryBudget, grpc_limits
 from cotenant.live.oip import Core
 
 
 class GrpcServer:
     """Serve a core over gRPC. message_size: of the largest request, in bytes. limits: of connections and memory.
-    access: who may do what. tls: None to serve in the clear."""
+    memory: what messages are counted in; a budget of its own where none is given. access: who may do what. tls: None to
+    serve in the clear. log_access: write a line of the log for each call."""
 
     def __init__(
         self,
@@ -33,10 +34,13 @@ class GrpcServer:
         *,
         message_size: int = MAX_BODY,
         limits: Limits | None = None,
+        memory: MemoryBudget | None = None,
         access: Access | None = None,
         tls: ssl.SSLContext | None = None,
+        log_access: bool = False,
     ) -> None:
-        self._shared = Shared(_methods(core), access or Access(), message_size, limits or grpc_limits())
+        methods, limits = _methods(core), limits or grpc_limits()
+        self._shared = Shared(methods, access or Access(), message_size, limits, memory, log_access=log_access)
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -17,17 +17,28 @@ if TYPE_CHECKING:
 class Shared:
     """Hold what all connections need.
 
-    methods: by path. free: permissions that everybody has. message_size: of the largest message, in bytes. memory: what
-    messages take that are not complete, or not taken. empty: set once a draining server has no connection left.
+    log_access: write a line of the access log for each call. methods: by path. free: permissions that everybody has.
+    message_size: of the largest message, in bytes. memory: what messages take that are not complete, or not taken.
+    empty: set once a draining server has no connection left.
     """
 
-    def __init__(self, methods: Mapping[bytes, Method], access: Access, message_size: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        methods: Mapping[bytes, Method],
+        access: Access,
+        message_size: int,
+        limits: Limits,
+        memory: MemoryBudget | None = None,
+        *,
+        log_access: bool = False,
+    ) -> None:
         self.methods = methods
         self.access = access
         self.free = frozenset(permission for permission in Permission if access.is_free(permission))
         self.message_size = message_size
         self.limits = limits
-        self.memory = MemoryBudget(limits.memory)
+        self.memory = MemoryBudget(limits.memory) if memory is None else memory
+        self.log_access = log_access
         self.open: set[Connection] = set()
         self.draining = False
         self.empty = asyncio.Event()

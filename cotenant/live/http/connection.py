@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 _MIN_DIRECT = MAX_WHOLE  # bytes of a body from which on it is received straight into its final memory
 _ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in bytes
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
+_SEPARATORS = 4  # bytes of a line of a head besides name and value
 _LINGER = 5  # seconds that a caller whose request was cut short has to read the response
 
 
@@ -64,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = httptools.HttpRequestParser(self)
         self._in_head = self._in_body = self._upgrading = False
         self._direct = False  # what comes in goes straight into the body
+        self._head_size = 0  # bytes of the head, and of the trailer, so far
         self._overhead = 0  # bytes since the parser last told of anything but headers
         self._progress = False
         self._body: bytes | bytearray | memoryview = b""
@@ -135,7 +137,7 @@ class Connection(asyncio.BufferedProtocol):
             elif self._in_head or self._in_body:
                 self._overhead += count
                 if self._overhead > self._table.limits.head:
-                    self._cut_off(431, f"the head or trailer of this request is above {self._table.limits.head} bytes")
+                    self._cut_off(431, self._too_large())
 
     def _feed(self, data: memoryview) -> None:
         """Parse bytes. The protocol never changes: a request to upgrade it is read again as if it had not asked."""
@@ -167,14 +169,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head = self._progress = True
+        self._head_size = 0
         self._begun = self._table.now
         self._url = b""
         self._headers = {}
 
     def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + _SEPARATORS)
         # Not from the trailer of a chunked body.
         if self._in_head and (name := name.lower()) in HEADERS:
             if name in self._headers:
@@ -394,6 +399,15 @@ class Connection(asyncio.BufferedProtocol):
         if request.closes or self._table.draining:
             self._discarding = True
             self.transport.close()
+
+    def _count_head(self, size: int) -> None:
+        """Reject a head or trailer that is too large. The parser tells of a header once it has all of it."""
+        self._head_size += size
+        if self._head_size > self._table.limits.head:
+            raise _Rejected(431, self._too_large())
+
+    def _too_large(self) -> str:
+        return f"the head or trailer of this request is above {self._table.limits.head} bytes"
 
     def _check_version(self) -> None:
         """Reject a version that is not spoken here, and a request of HTTP/1.1 without a host."""

@@ -38,6 +38,7 @@ class RequestHandler:
         *,
         only_metrics: bool,
         limits: Limits,
+        memory: MemoryBudget | None,
         access: Access,
         shedder: LoadShedder,
         log_access: bool = False,
@@ -45,7 +46,7 @@ class RequestHandler:
         self.access = access
         self._free = frozenset(permission for permission in Permission if access.is_free(permission))
         self.core = services.core
-        self.memory = MemoryBudget(limits.memory)
+        self.memory = MemoryBudget(limits.memory) if memory is None else memory
         self.shedder = shedder
         # A request that needs a permission is parsed each time; one that has to be logged is not rejected unread.
         anybody = Permission.INFER in self._free

@@ -16,7 +16,7 @@ from cotenant.live.http.listener import Listener
 from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
-from cotenant.live.limits import Limits
+from cotenant.live.limits import Limits, MemoryBudget
 from cotenant.live.oip import Core
 from cotenant.live.page import PageFeed
 
@@ -26,7 +26,8 @@ class HttpServer:
     startup: says how far the start of the server is, empty once it has started; reload: has the settings read again, on
     a POST to ``/cotenant/reload``.
 
-    only_metrics: offer nothing else, for an address that more people may reach. access: who may do what; by default
+    only_metrics: offer nothing else, for an address that more people may reach. memory: what bodies and responses are
+    counted in; a budget of its own where none is given. access: who may do what; by default
     everybody everything, but control is for the server's own machine. tls: None to serve in the clear. log_access:
     write a line of the log for each request.
     """
@@ -41,6 +42,7 @@ class HttpServer:
         reload: Callable[[], Awaitable[None]] | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
+        memory: MemoryBudget | None = None,
         access: Access | None = None,
         tls: ssl.SSLContext | None = None,
         log_access: bool = False,
@@ -52,6 +54,7 @@ class HttpServer:
             services,
             only_metrics=only_metrics,
             limits=limits,
+            memory=memory,
             access=access or Access(),
             shedder=self.shedder,
             log_access=log_access,
