@@ -8,7 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from cotenant.control.revision import RolloutOutcome
-from cotenant.errors import CotenantError, FailedError, InvalidError, ModelError, RolloutError, UnsupportedError
+from cotenant.errors import (
+    CotenantError,
+    FailedError,
+    InvalidError,
+    ModelError,
+    NotFoundError,
+    RolloutError,
+    UnsupportedError,
+)
 from cotenant.live.deployment import Deployment, Prepare, dependents, kept_models, serves, with_models_of, without_model
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
@@ -112,11 +120,16 @@ class DeploymentManager:
     async def _transition(self, verb: Literal["load", "unload"], name: str) -> AsyncIterator[None]:
         async with self._changing:
             self._state.transitions = {**self._state.transitions, name: f"{verb.upper()}ING"}
+            failures = {model: reason for model, reason in self._state.failures.items() if model != name}
             try:
                 yield
+                self._state.gone -= {name}
             except CotenantError as error:
+                if verb == "load" and not isinstance(error, NotFoundError):
+                    failures[name] = str(error)
                 raise FailedError(f"failed to {verb} '{name}': {error}") from None
             finally:
+                self._state.failures = failures
                 self._state.transitions = {
                     model: state for model, state in self._state.transitions.items() if model != name
                 }

@@ -61,11 +61,13 @@ class ModelRepository:
         entries = []
         for name, offered in deployment.offered.items():
             state, reason = self._readiness(name, workers)
-            if not ready or state == "READY":
+            if state == "READY" or not (ready or name in self._state.gone):
                 entries.append(IndexEntry(name=name, version=offered.info.version, state=state, reason=reason))
         if ready:
             return entries
         broken = self._state.found.broken | deployment.broken if self._state.startup else deployment.broken
+        failed = {name: why for name, why in self._state.failures.items() if name not in deployment.offered}
+        broken = {name: why for name, why in (broken | failed).items() if name not in self._state.gone}
         entries += [IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in broken.items()]
         listed = {entry.name for entry in entries}
         entries += [
@@ -108,4 +110,4 @@ class ModelRepository:
     def _why_not_placed(self, name: str) -> str:
         if name in self._state.deployment.plan.unserved:
             return "no share of the devices can serve it within its target; give it more time, or plan for less"
-        return "unloaded"
+        return self._state.failures.get(name, "unloaded")

@@ -195,7 +195,9 @@ class Server:
         """Load a model whose files have changed, or unload one whose files are gone. Raises FailedError."""
         if gone:
             await self._deployments.unload(changed, {})
+            self._state.gone |= {changed}
         else:
+            self._state.gone -= {changed}
             await self._deployments.load(changed, {})
 
     def _check_loads(self, name: str) -> None:

@@ -24,7 +24,8 @@ class ServingState:
 
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
-    of the server is, in words; empty once it has started. found: meanwhile.
+    of the server is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model
+    failed; gone: models that have left the repository.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -34,6 +35,8 @@ class ServingState:
         self.accepting = False
         self.startup = ""
         self.found = FoundModels()
+        self.failures: Mapping[str, str] = {}
+        self.gone: frozenset[str] = frozenset()
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

@@ -259,7 +259,8 @@ def line_of(path: Path, error: BaseException) -> str:
     """Return the line of the file at which an error arose, as `:LINE`; empty if unknown."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    file = path.resolve()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() == file]
     return f":{frames[-1].lineno}" if frames else ""
 
 

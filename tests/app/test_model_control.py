@@ -208,12 +208,25 @@ def test_mode_poll_follows_the_repository(folder: Path, served: Path, monkeypatc
         # Gone, and gone from the server.
         shutil.rmtree(served / "other")
         until(lambda: not ready("other"))
+        until(lambda: "other" not in index(client))
+        # A new one that fails says why.
+        (served / "other" / "1").mkdir(parents=True)
+        (served / "other" / "1" / "model.onnx").write_bytes(b"this is no model")
+        until(lambda: "no ONNX model" in index(client).get("other", ""))
+        (served / "other" / "1" / "model.onnx").write_bytes((served / "lookup" / "1" / "model.onnx").read_bytes())
+        (served / "other" / "config.pbtxt").write_text((served / "lookup" / "config.pbtxt").read_text())
+        until(lambda: ready("other") and not index(client)["other"])
         # A new configuration is a change, too.
         graphs.identity(served / "identity" / "1" / "model.onnx")
         (served / "identity" / "config.pbtxt").write_text("max_batch_size: 3")
         until(lambda: client.get_model_config("identity")["max_batch_size"] == 3)
         assert ask(client, triton_http, 3).shape == (3, 16)
         client.close()
+
+
+def index(client: Client) -> dict[str, str]:
+    """The models of the repository index, with the reason where one does not serve."""
+    return {entry["name"]: entry.get("reason", "") for entry in client.get_model_repository_index()}
 
 
 def test_models_to_begin_with_need_the_explicit_mode(folder: Path, served: Path, program: Program) -> None:

@@ -162,6 +162,12 @@ class F:
     assert not is_loading()
 
 
+def test_line_of_an_error_is_told_for_a_relative_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.py:4: ZeroDivisionError"):
+        load(Path(), f"{HEAD}@cotenant.model({IO}, max_batch_size=1)\ndef f(x):\n    return 1 / 0")
+
+
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
