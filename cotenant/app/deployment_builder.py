@@ -23,7 +23,7 @@ from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
-from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel
+from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel, request_policy
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
@@ -216,7 +216,7 @@ class DeploymentBuilder:
                 measured = await self._profiles.measured(entry, info, known, number, len(unmeasured))
                 delay = self._settings.max_queue_delay or 0.0
                 model = model_of(self._model_settings(name), entry, info, measured, delay)
-                served[name] = ServableModel(entry=entry, info=info, model=model)
+                served[name] = ServableModel(entry=entry, info=info, model=model, policy=request_policy(entry.config))
                 profiles |= {(name, profile.kind): profile for profile in measured}
         return served, profiles
 

@@ -21,34 +21,49 @@ from cotenant.worker.wire import WorkerModel
 NOT_LOADED = "not loaded"  # why a model of the repository is not served that nobody asked for
 
 
+class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what requests get that do not say it themselves, by a model's configuration.
+
+    timeout: seconds; None for the model's target. levels: of priorities; 0 for any number. level: for a request without
+    a priority, or above the levels; both count from 1.
+    """
+
+    timeout: float | None = None
+    levels: int = 0
+    level: int = 1
+
+    def priority(self, wanted: int) -> int:
+        """Return the priority of a request, from 0 for the most urgent. wanted: as it says; below 0 if it does not."""
+        if wanted < 0 or 0 < self.levels <= wanted:
+            return self.level - 1
+        return wanted
+
+
+def request_policy(config: Config) -> RequestPolicy | None:
+    """Return what a configuration says of requests, None where that is nothing."""
+    batching = config.dynamic_batching
+    if batching is None:
+        return None
+    timeout = batching.default_queue_policy.default_timeout_microseconds / 1e6
+    level = max(batching.default_priority_level, 1)
+    policy = RequestPolicy(timeout=timeout or None, levels=batching.priority_levels, level=level)
+    return None if policy == RequestPolicy() else policy
+
+
 class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a model of the repository that can be served, or an ensemble of models."""
+    """Describe a model of the repository that can be served, or an ensemble of models. policy: None: requests have the
+    model's target, and are most urgent, where they do not say otherwise."""
 
     entry: Entry
     info: ModelInfo
     model: Model
     ensemble: Ensemble | None = None
+    policy: RequestPolicy | None = None
 
     @property
     def caches(self) -> bool:
         """Whether its configuration asks for a response cache."""
         return self.entry.config.response_cache.enable
-
-    @property
-    def timeout(self) -> float:
-        """Seconds within which a request is to be answered that says nothing of it."""
-        batching = self.entry.config.dynamic_batching
-        given = 0 if batching is None else batching.default_queue_policy.default_timeout_microseconds
-        return given / 1e6 if given else self.model.slo
-
-    def priority(self, wanted: int) -> int:
-        """Return a request's priority, from 0 for the most urgent. wanted: as it says; -1 where it says nothing."""
-        batching = self.entry.config.dynamic_batching
-        if batching is None:
-            return max(wanted, 0)
-        if wanted < 0 or 0 < batching.priority_levels <= wanted:
-            return max(batching.default_priority_level - 1, 0)
-        return wanted
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):

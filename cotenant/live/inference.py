@@ -82,6 +82,10 @@ class InferenceService:
 
     def _submit(self, request: InferRequest, offered: ServableModel, done: Done, lost: float) -> int:
         info = offered.info
+        timeout, priority = request.timeout, request.priority
+        if offered.policy is not None:
+            timeout = offered.policy.timeout if timeout is None else timeout
+            priority = offered.policy.priority(priority)
 
         def answered(result: Tensors | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -94,12 +98,12 @@ class InferenceService:
             request.inputs if offered.ensemble is None else EnsembleTensors(offered.ensemble, request.inputs),
             answered,
             within=min(
-                offered.timeout if request.timeout is None else request.timeout,
+                offered.model.slo if timeout is None else timeout,
                 math.inf if request.patience is None else request.patience,
             )
             - lost,
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
-            priority=offered.priority(request.priority),
+            priority=priority if priority > 0 else 0,
             trace=request.traceparent,
         )
 
@@ -110,7 +114,9 @@ class InferenceService:
         if offered is None or offered.ensemble is not None or version not in ("", offered.info.version):
             return False
         self.poll()
-        return self._state.accepting and self._driver.would_reject(model, within=offered.timeout - lost)
+        timeout = None if offered.policy is None else offered.policy.timeout
+        within = (offered.model.slo if timeout is None else timeout) - lost
+        return self._state.accepting and self._driver.would_reject(model, within=within)
 
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the
