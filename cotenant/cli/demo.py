@@ -164,12 +164,14 @@ def report_demo(path: Path, deployment: Deployment, result: Report, told: Sequen
 
     problem, plan = deployment.problem, deployment.plan
     answer, good = run_verdict(result)
+    if left := ", ".join(plan.unserved):
+        answer.insert(0, f"Not all models are served in full: the machine has no share left for {left}.")
     write_report(
         path,
         title=f"Demo of {show_count(len(problem.models), 'model')} on one machine",
         question="Are the SLOs of all models kept while they share this machine, under random load?",
         answer=[*answer, *told],
-        good=good,
+        good=good and not left,
         sections=[
             run_section(result),
             plan_section(plan, problem),

@@ -12,6 +12,7 @@ import msgspec
 from cotenant.render.figure import COLOURS, FAINT, VIOLATION, figure_for, save_figure
 
 COLUMNS = 4  # panels beside each other
+LABEL = 13  # points from one label to the next above it
 CHOSEN = "#0072B2"  # the line that a figure is about
 
 
@@ -111,7 +112,11 @@ def save_growth(
         growth.plot(line.x, line.y, "o", ms=6 if chosen else 4, color=colour)
         if len(lines) > 1:
             word, weight = ("the cheapest: " if cost else "the fewest: ", "bold") if chosen else ("", "normal")
-            away = {"xytext": (9, 0), "textcoords": "offset points", "va": "center"}
+            same = [each.label for each in lines if each.x[-1:] == line.x[-1:] and each.y[-1:] == line.y[-1:]]
+            # Lines that end at the same point have their labels one above the other, the chosen one's at the point.
+            above = 0 if chosen else LABEL * [label for label in same if label != best].index(line.label)
+            above += LABEL if not chosen and best in same else 0
+            away = {"xytext": (9, above), "textcoords": "offset points", "va": "center"}
             growth.annotate(
                 word + line.label, (line.x[-1], line.y[-1]), fontsize=9, color=colour, weight=weight, **away
             )
@@ -126,7 +131,7 @@ def save_growth(
     growth.set_axisbelow(True)
     loads = [x for line in lines for x in line.x] or [1.0]
     span = (max(loads) - min(loads)) or 1.0
-    growth.set_xlim(min(loads) - 0.12 * span, max(loads) + (0.5 if len(lines) > 1 else 0.16) * span)
+    growth.set_xlim(min(loads) - 0.12 * span, max(loads) + (0.62 if len(lines) > 1 else 0.16) * span)
     growth.yaxis.set_major_locator(MaxNLocator(integer=not cost))
     growth.set_xlabel("times the rates")
     growth.set_ylabel("cost per hour" if cost else "devices")

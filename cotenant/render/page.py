@@ -7,6 +7,7 @@ on a telephone and can be printed.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,9 @@ from cotenant.render.html import escaped, html_of
 
 # Pictures are part of the page, styles stand in it: a browser has nothing to fetch, and is told not to.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+HEAD = 2000  # bytes of a picture, within which it says its width
+SMALL = 500  # points of width below which a picture is not stretched
+_WIDTH = re.compile(rb'<svg[^>]* width="([\d.]+)pt"')
 _STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
 
@@ -115,7 +119,9 @@ def _part(part: Part) -> str:
     match part:
         case Picture():
             data = b64encode(part.svg).decode()
-            image = f'<img alt="{escaped(part.shows)}" src="data:image/svg+xml;base64,{data}"/>'
+            width = _WIDTH.search(part.svg[:HEAD])
+            small = ' class="small"' if width is not None and float(width[1]) < SMALL else ""
+            image = f'<img{small} alt="{escaped(part.shows)}" src="data:image/svg+xml;base64,{data}"/>'
             below = f"<figcaption>{escaped(part.shows)}</figcaption>"
             return f'<figure><div class="wide" tabindex="0" role="group">{image}</div>{below}</figure>'
         case Listing():

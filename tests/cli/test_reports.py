@@ -7,6 +7,7 @@ import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import cotenant.cli.fleet_sizing
@@ -133,6 +134,16 @@ def test_report_of_a_demo_tells_what_was_missed_and_what_was_said(tmp_path: Path
         "Busy machine: other programs use 0.9 of 2 processors.",
     ]
     assert {"The run", "The plan", "Configurations, ranked", "What was asked"} <= set(page.headings)
+
+
+def test_report_of_a_demo_that_leaves_a_model_out_is_not_good(tmp_path: Path) -> None:
+    problem = embedded()
+    plan = msgspec.structs.replace(plan_problem(problem, "elastic", validate=False), unserved={"bert": 1.0})
+    deployment = Deployment(offered={}, problem=problem, plan=plan)
+    report_demo(tmp_path / "demo.html", deployment, run_of(digits={"served": 1000}), [])
+    page = Page(tmp_path / "demo.html")
+    assert page.verdict == "answer bad"
+    assert page.answer[0] == "Not all models are served in full: the machine has no share left for bert."
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

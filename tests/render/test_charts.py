@@ -18,6 +18,7 @@ from cotenant.render.timeline_figure import save_timeline
 pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +131,22 @@ def test_growth_is_drawn_in_steps_and_names_the_best_choice(
     growth, attained = figures[0].axes[:2]
     assert [line.get_drawstyle() for line in growth.get_lines()] == ["steps-pre", "default"] * 2
     assert max(float(np.max(np.asarray(line.get_xdata()))) for line in attained.get_lines()) == 100.0
+
+
+def test_labels_of_lines_that_end_at_one_point_stand_above_each_other(tmp_path: Path, figures: list[Figure]) -> None:
+    lines = [Series(label=name, x=[1.0, 2.0], y=[1.0, last]) for name, last in (("a", 2.0), ("b", 2.0), ("c", 2.0))]
+    bar = Series(label="m", x=[100.0], y=[99.0], low=[100.0], high=[100.0])
+    save_growth(
+        lines,
+        [bar],
+        tmp_path / "growth.svg",
+        best="b",
+        annotations=["1 a", "2 a"],
+        cost=True,
+        per_multiple=10.0,
+        title="two",
+    )
+    notes = [text for text in figures[0].axes[0].texts if isinstance(text, Annotation)]
+    placed = {note.get_text(): note.xyann[1] for note in notes}
+    assert placed["the cheapest: b"] == 0
+    assert len({placed[name] for name in ("a", "the cheapest: b", "c")}) == 3

@@ -109,6 +109,13 @@ def test_table_keeps_cells_columns_and_colours() -> None:
     assert [row.get("class") for row in root.iter("tr")] == [None, "last", "bold"]
 
 
+def test_small_picture_is_not_stretched() -> None:
+    for width, style in (("340.5pt", "small"), ("792pt", None)):
+        svg = f'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="9pt"/>'.encode()
+        section = Section(heading="a", parts=(Picture(svg=svg, shows="a"),))
+        assert [image.get("class") for image in parsed(page_html(page("a", section))).iter("img")] == [style]
+
+
 def test_bars_of_a_plan_keep_their_columns() -> None:
     shown = html_of(Group(plan_bars(PLAN)))
     root = ET.fromstring(f"<div>{shown}</div>")  # noqa: S314
