@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -41,12 +43,21 @@ def list_models(
 
 @app.command()
 def load(
-    model: ModelName, address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None
+    model: ModelName,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Configuration (JSON of Triton's ModelConfig) in place of config.pbtxt."),
+    ] = None,
+    address: ServerAddress = LOCAL,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Load a model, or load it again from its files. Profiles it first where needed; waits until it is served."""
     from cotenant.cli.client import endpoint
+    from cotenant.config.toml import read_text
 
-    _control(endpoint(address, token_file, ca_file), model, "load")
+    parameters = {} if config is None else {"config": read_text(config)}
+    _control(endpoint(address, token_file, ca_file), model, "load", parameters)
 
 
 @app.command()
@@ -59,8 +70,9 @@ def unload(
     _control(endpoint(address, token_file, ca_file), model, "unload")
 
 
-def _control(address: ServerEndpoint, model: str, verb: str) -> None:
+def _control(address: ServerEndpoint, model: str, verb: str, parameters: Mapping[str, str] | None = None) -> None:
     from cotenant.cli.client import post
 
-    post(address, f"/v2/repository/models/{quote(model, safe='')}/{verb}", b"{}", timeout=None)
+    body = msgspec.json.encode({"parameters": parameters or {}})
+    post(address, f"/v2/repository/models/{quote(model, safe='')}/{verb}", body, timeout=None)
     aside.print(f"{verb}ed {model}", highlight=False, markup=False)

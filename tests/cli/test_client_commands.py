@@ -29,6 +29,15 @@ def test_models_commands_list_load_and_unload(program: Program, folder: Path) ->
         assert program("models", "load", "lookup", *address).err == "loaded lookup\n"
         assert states()["lookup"] == "READY"
         assert program.refuses("models", "load", "nobody", *address).startswith("failed to load 'nobody': no model")
+        (folder / "config.json").write_text('{"max_batch_size": 3}')
+        assert program("models", "load", "identity", "--config", "config.json", *address).code == 0
+        assert server.ask("GET", "/v2/models/identity/config")[1]["max_batch_size"] == 3
+        (folder / "config.json").write_text('{"max_batch": 3}')
+        refused = program.refuses("models", "load", "identity", "--config", "config.json", *address)
+        assert 'no field named "max_batch"' in refused
+        assert program.refuses("models", "load", "identity", "--config", "none.json", *address).startswith(
+            "none.json: "
+        )
 
 
 def test_infer_command_takes_json_npy_and_random_inputs(program: Program, folder: Path) -> None:
