@@ -78,7 +78,7 @@ $(READY): pyproject.toml Makefile
 
 # What checks, builds and benchmarks need besides.
 $(TOOLS): $(READY)
-	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn]' --group dev
+	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev
 	touch $(TOOLS)
 
 # Tests run models of PyTorch, which no demo needs. One version, so that nothing newer comes in unseen; a build for

@@ -62,8 +62,9 @@ class ServableModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def caches(self) -> bool:
-        """Whether its configuration asks for a response cache."""
-        return self.entry.config.response_cache.enable
+        """Whether its configuration asks for a response cache. Answers of an ensemble are not kept: its files do not
+        tell when a model of its steps has changed."""
+        return self.ensemble is None and self.entry.config.response_cache.enable
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):

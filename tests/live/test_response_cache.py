@@ -16,6 +16,7 @@ from cotenant.app.serving import BackgroundServer
 from cotenant.core.tensor import Tensor
 from cotenant.live.deployment import ServableModel
 from cotenant.live.response_cache import MAX_PART, OVERHEAD, ResponseCache
+from tests.app.test_model_control import PAIR
 from tests.cli.conftest import SERVE
 from tests.live.deployment import csv, repository, sample_deployment
 from tests.worker import graphs
@@ -89,6 +90,17 @@ def test_failures_are_not_kept(server: BackgroundServer, root: Path) -> None:
         with pytest.raises(cotenant.RequestError):
             server.infer("lookup", {"x": [[9]]})
     assert arrived(server, "lookup") == 2
+
+
+def test_answers_of_an_ensemble_are_not_kept(server: BackgroundServer, root: Path) -> None:
+    """Its own files are as they were when a model of its steps is another."""
+    (root / "pair" / "1").mkdir(parents=True)
+    (root / "pair" / "config.pbtxt").write_text(PAIR + CACHED)
+    server.load("pair")
+    rows = np.ones((1, 16), np.float32)
+    for _ in range(2):
+        assert server.infer("pair", {"x": rows})["y"].tolist() == rows.tolist()
+    assert arrived(server, "pair") == 2
 
 
 # Without a server.

@@ -104,7 +104,7 @@ FIELDS: Mapping[str, FieldUse] = {
     "model_transaction_policy": _honoured("a request has one answer"),
     "model_transaction_policy.decoupled": _refused("a request has one answer"),
     "model_repository_agents": _refused("agents, which may have to check or decrypt the model, are not run"),
-    "response_cache": _honoured("where the settings give the server a `response_cache`"),
+    "response_cache": _honoured("where the settings give the server a `response_cache`; not for ensembles"),
 }
 
 
