@@ -6,6 +6,7 @@ import logging
 import platform
 
 from cotenant import __version__
+from cotenant.errors import ConfigError
 from cotenant.live.front_end_cost import measure_front_end
 from cotenant.planners.front_end import REQUEST_SECONDS
 from cotenant.profiling import cache
@@ -31,5 +32,8 @@ def request_seconds() -> float:
         logger.info("the cost of the front end cannot be measured here; plans count %g s a request", REQUEST_SECONDS)
         return REQUEST_SECONDS
     measured = float(f"{measured:.2g}")  # what is more exact is noise, and would make other plans each time
-    cache.store_number(name, measured)
+    try:
+        cache.store_number(name, measured)
+    except ConfigError as error:  # whoever gives profiles needs no such folder; it is measured again the next time
+        logger.info("%s", error)
     return measured

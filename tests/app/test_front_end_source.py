@@ -57,6 +57,14 @@ def test_kept_cost_that_makes_no_sense_is_measured_again(monkeypatch: pytest.Mon
         assert source.request_seconds() == 8e-5
 
 
+def test_folder_that_cannot_be_written_keeps_no_server_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cotenant").write_text("a file in the way")
+    monkeypatch.setattr(source, "measure_front_end", lambda: 8e-5)
+    assert source.request_seconds() == source.request_seconds() == 8e-5
+
+
 def test_plan_counts_the_cost_and_says_so() -> None:
     problem = msgspec.structs.replace(embedded(), front_end=FrontEnd(seconds=4e-5))
     made = plan(problem, "elastic", validate=False)
