@@ -52,6 +52,9 @@ Answered = Callable[[Tensors | RequestError], None]
 # uvloop rounds timers to milliseconds; a timer that fires early has to be set again.
 ROUNDING = 0.0005
 TOGETHER = 0.0005  # seconds for which requests that come in one round of the event loop may wait for the others
+MAX_WRITING = (
+    1 / 4
+)  # of a request's time that is left for writing responses: with more, nothing might be taken any more
 GAIN = 1 / 8  # of the exponential average of how long responses take to write
 
 
@@ -194,7 +197,7 @@ class Driver:
             self._callers[request_id] = (), answered
             self._parts[request_id] = inputs
         now = self._clock()
-        deadline = now + within - self._writing  # the caller counts until it has its response
+        deadline = now + self._time_left(within)
         request = Request(request_id, model, now, deadline, size, priority)
         if self._tracer is not None:
             self._tracer.arrived(request, trace)
@@ -205,6 +208,10 @@ class Driver:
         if now - arriving[0].arrived >= self._together:
             self._tell_arrived()
         return request_id
+
+    def _time_left(self, within: float) -> float:
+        """Return in how many seconds a request has to be done: its caller counts until it has its response."""
+        return within - min(self._writing, MAX_WRITING * max(within, 0.0))
 
     def _tell_arrived(self) -> None:
         """Tell the dispatcher of the requests that have arrived together."""
@@ -220,7 +227,7 @@ class Driver:
         arrives only makes it later. So a crowd costs one prediction for each batch, not one each.
         """
         now = self._clock()
-        deadline = now + within - self._writing
+        deadline = now + self._time_left(within)
         if deadline < self._full.get(model, -math.inf):
             return True
         self._tell_arrived()

@@ -286,3 +286,30 @@ def test_crowd_that_would_be_rejected_costs_one_prediction_until_something_ends(
         assert not driver.would_reject("other", within=0.0)
 
     asyncio.run(main())
+
+
+def test_responses_that_once_took_long_to_write_do_not_stop_the_lane_for_ever() -> None:
+    """With nothing admitted nothing would be written, and the server never learn that writing is fast again."""
+    now, lane, batches = 0.0, LANE[0].id, []
+
+    def write(answer: object) -> None:
+        nonlocal now
+        now += 30.0
+
+    async def main() -> None:
+        driver = Driver(
+            Dispatcher(),
+            lambda lane, batch, *rest: batches.append(batch),
+            Nobody(),
+            clock=lambda: now,
+            drained=lambda lane: None,
+        )
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(lane))
+        driver.submit("m", (), write, within=0.1)
+        driver.finished(lane, batches[-1], [()], Timing(0, 0, 0, 0, 0, 0))
+        assert not driver.would_reject("m", within=0.1)
+        driver.submit("m", (), lambda answer: None, within=0.1)
+        assert len(batches) == 2
+
+    asyncio.run(main())

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _MIN_DIRECT = MAX_WHOLE  # bytes of a body from which on it is received straight into its final memory
 _ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in bytes
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
+_LAGGING = 2  # of them while the event loop lags: other callers have one
+_FEW = 4  # requests in one read; after more, the least is read at once: a caller that sends many waits for its turn
 _SEPARATORS = 4  # bytes of a line of a head besides name and value
 _LINGER = 5  # seconds that a caller whose request was cut short has to read the response
 
@@ -53,6 +55,7 @@ class Connection(asyncio.BufferedProtocol):
         self._write_blocked = False
         self._read_paused = False
         self._active = self._begun = table.now
+        self._completed = 0  # requests of which the last read had the end
         self._unsent = 0
         self._unread = 0  # bytes of responses that the caller has not taken
         self._held = 0  # bytes of the body that is being received, as far as they are counted
@@ -97,7 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._direct:
             return cast(memoryview, self._body)[self._filled :]
         # One buffer for all connections: nothing is left in it after buffer_updated.
-        return self._table.buffer
+        if self._in_body:
+            return self._table.buffer
+        return self._table.small_buffer if self._completed <= _FEW else self._table.least_buffer
 
     def buffer_updated(self, count: int) -> None:
         if self._discarding:
@@ -119,6 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         if count <= MAX_READ and not self._in_head and not self._in_body and self._read_known(count, lags=lags):
             return
         self._progress = False
+        self._completed = 0
         try:
             self._feed(self._table.buffer[:count])
         except httptools.HttpParserCallbackError as error:
@@ -249,6 +255,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._completed += 1
         if self._discarding:
             return
         parser = self._parser
@@ -266,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body, self._block = b"", None
         self._pending.append(request)
         self._handler.start(request)
-        if len(self._pending) >= _MAX_PIPELINED:
+        if len(self._pending) >= _LAGGING:
             self._control_flow()
 
     # The requests call these.
@@ -385,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
         request.body = data[head.length :]
         self._pending.append(request)
         handler.start_known(request, head.route)
-        if len(self._pending) >= _MAX_PIPELINED:
+        if len(self._pending) >= _LAGGING:
             self._control_flow()
         return True
 
@@ -477,7 +484,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _control_flow(self) -> None:
         """Stop reading from a caller that does not take its responses, or waits for many."""
-        wanted = self._write_blocked or len(self._pending) >= _MAX_PIPELINED
+        most = _LAGGING if self._handler.shedder.active else _MAX_PIPELINED
+        wanted = self._write_blocked or len(self._pending) >= most
         if wanted != self._read_paused and self.transport is not None and not self.transport.is_closing():
             self._read_paused = wanted
             if wanted:

@@ -9,6 +9,8 @@ from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.limits import Limits
 
 _BUFFER = 1 << 16  # bytes read at once, of all but large bodies
+_SMALL = 1 << 13  # the same before a body: many small requests at once would take everybody's time
+_LEAST = 1 << 10  # the same from a caller that sends many requests together
 
 
 class OpenConnection(Protocol):
@@ -24,8 +26,9 @@ class OpenConnection(Protocol):
 class ConnectionTable:
     """The open connections of a server, and what they share.
 
-    now: seconds since the start, near enough for time-outs. draining: each connection closes after the responses that
-    it still has to give. empty: set once a draining server has no connection left.
+    buffer: what is read goes there first, or into a part of it. now: seconds since the start, near enough for
+    time-outs. draining: each connection closes after the responses that it still has to give. empty: set once a
+    draining server has no connection left.
     """
 
     def __init__(self, handler: RequestHandler, limits: Limits) -> None:
@@ -33,6 +36,8 @@ class ConnectionTable:
         self.limits = limits
         self.open: set[OpenConnection] = set()
         self.buffer = memoryview(bytearray(_BUFFER))
+        self.small_buffer = self.buffer[:_SMALL]
+        self.least_buffer = self.buffer[:_LEAST]
         self.now = 0
         self.draining = False
         self.empty = asyncio.Event()
