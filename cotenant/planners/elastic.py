@@ -1,21 +1,27 @@
-"""Plan by elastic partitioning: partition devices as models need it, and time-share partitions where two fit into one.
+"""Plan by elastic partitioning: gpulet paper, section 4.3, Algorithm 1, line by line.
 
-gpulet paper, section 4.3, Algorithm 1. Models come in ascending order of rate · SLO. The target share of a model is the
-smaller of the share at the knee of its throughput curve and the smallest share that serves the rest of its rate. It
-gets the best fit: the smallest free piece of a device that is large enough, cut to size where the device may still be
-cut. If its rate can time-share a partition with the models that are already there, the two are merged.
+Models come in ascending order of rate · SLO. Each gets one gpulet (partition) after the other: of the ideal share, the
+smaller of the one at the knee of its throughput curve and the smallest that serves the rest of its rate, cut from the
+smallest remaining piece that is large enough. A new gpulet is merged with one that is there already where the two can
+share its time.
 
-The paper leaves open what happens when no piece is large enough: here the model takes the largest free one, and last,
-the capacity that partitions in use have left. A piece that is too large but may not be cut is used fully. A partition
-that will be co-located is planned with the median slowdown, to leave room for the other, and every step is checked with
-the slowdowns of everything on that device. The order is the paper's heuristic; where it leaves models unserved, further
-orders are tried with those first.
+Where the paper is silent or speaks of one kind of GPU:
+
+- line 4: a rate that no remaining gpulet takes is left unserved;
+- line 7 keeps the batch that the rest of the rate has at the knee, as in the published program;
+- line 17: with more than two partitions for each device, a piece that is left over may be cut again; one that is larger
+  than the ideal share and may not be cut is taken whole;
+- line 20: batches take at most half of the target, since requests wait for the batch before theirs (section 2.2);
+- a gpulet is not taken where its neighbours would then miss their targets, since no plan here may;
+- line 22: gpulets are tried in the order in which they were allocated;
+- kinds of devices are tried in order of price.
+
+`elastic-plus` is the same idea with what serves more besides.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -26,207 +32,148 @@ from cotenant.planners.capacity import (
     ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
+    batched_partitions,
     build_plan,
     fits_device,
     knee_share,
     latency_curve,
     max_throughput_batch,
-    median_slowdown,
+    slowdown,
     sorted_by_price,
 )
-
-MAX_ORDERS = 6  # tried after the paper's, where that leaves models unserved
+from cotenant.predictors import Load
 
 
 def plan(problem: Problem) -> Plan:
-    """Plan by elastic partitioning; of the orders tried, return the plan that leaves the least rate unserved."""
-    fleet = _Fleet(problem)
-    order = sorted(
-        (name for name, rate in problem.rates.items() if rate > 0 and fleet.serves(name)),
-        key=lambda name: problem.rates[name] * problem.model(name).slo,
-    )
-    best = candidate = fleet.fill_order(order)
-    for _ in range(MAX_ORDERS):
-        unserved = [name for name in order if name in candidate.unserved]
-        if unserved == order[: len(unserved)]:
-            break
-        order.sort(key=lambda name: name not in unserved)
-        candidate = fleet.fill_order(order)
-        best = min(best, candidate, key=lambda plan: sum(plan.unserved.values()))
-    return best
+    """Plan by elastic partitioning; what no gpulet takes is unserved."""
+    partitioning = _Partitioning(problem)
+    wanted = [name for name, rate in problem.rates.items() if rate > 0]
+    for model in sorted(wanted, key=lambda name: problem.rates[name] * problem.model(name).slo):  # lines 2 and 3
+        rate = problem.rates[model]
+        while rate > ROUNDING_TOLERANCE * problem.rates[model]:  # lines 4 and 5
+            taken = partitioning.allocate(model, rate)
+            if not taken:
+                break
+            rate -= taken
+    return build_plan(problem, "elastic", partitioning.devices)
 
 
-class _Target(msgspec.Struct, frozen=True):
-    """Describe the partition that a model should get next. share: ‰; rate: requests/s to place on it."""
+class _Gpulet(msgspec.Struct, frozen=True):
+    """Describe a gpulet that a model may get: a piece of a device, at a rate in requests/s."""
 
-    share: int
-    rate: float
+    device: DeviceDraft
+    draft: PartitionDraft
 
 
-class _Fleet:
-    """Fill devices with models. devices: those in use; models' throughputs are cached over all orders."""
+class _Partitioning:
+    """Hold the devices that have gpulets, and allocate more."""
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.kinds = sorted_by_price(problem.fleet)
         self.devices: list[DeviceDraft] = []
-        self._colocated_cache: dict[tuple[str, str], dict[int, float]] = {}
-        self._alone_cache: dict[tuple[str, str], dict[int, float]] = {}
+        self._problem = problem
+        self._kinds = sorted_by_price(problem.fleet)
 
-    def serves(self, model: str) -> bool:
-        """Return whether any share of any kind serves a model within its target."""
-        return any(self._max_rates(model, kind) for kind in self.kinds)
+    def allocate(self, model: str, rate: float) -> float:
+        """Give a model its next gpulet (lines 6 to 10); return the requests/s that it serves, 0 where there is none."""
+        for kind in self._kinds:
+            ideal = self._ideal_share(model, kind, rate)
+            gpulet = None if ideal is None else self._best_fit(model, rate, ideal, kind)
+            if gpulet is not None:
+                if not self._merge(gpulet):
+                    self._apply(gpulet)
+                return sum(gpulet.draft.rates.values())
+        return 0.0
 
-    def fill_order(self, order: Sequence[str]) -> Plan:
-        """Return the plan with models placed in this order (Algorithm 1, lines 3 to 12)."""
-        self.devices = []
-        for model in order:
-            unserved = self.problem.rates[model]
-            while unserved > ROUNDING_TOLERANCE * self.problem.rates[model]:
-                placed = self.place(model, unserved)
-                if placed == 0:
-                    break
-                unserved -= placed
-        return build_plan(self.problem, "elastic", self.devices)
-
-    def place(self, model: str, rate: float) -> float:
-        """Place as much of a model's rate as one step of Algorithm 1 does; return how much, 0 where nothing fits."""
-        targets = {kind.name: target for kind in self.kinds if (target := self._target(model, kind, rate))}
-        for kind in self.kinds:
-            target = targets.get(kind.name)
-            if target and (placed := self._merge(model, target, kind) or self._best_fit(model, rate, target, kind)):
-                return placed
-        return self._fill_leftover_capacity(model, rate)
-
-    def _max_rates(self, model: str, kind: Kind) -> dict[int, float]:
-        """Return the requests/s that a model sustains alone on each legal share; omit those of none."""
-        key = model, kind.name
-        if key not in self._alone_cache:
-            slo = self.problem.model(model).slo
-            max_rates = {
-                cut: max_throughput_batch(latency_curve(self.problem, model, kind.name, cut), slo)[1]
-                for cut in kind.cuts
-            }
-            self._alone_cache[key] = {cut: max_rate for cut, max_rate in max_rates.items() if max_rate > 0}
-        return self._alone_cache[key]
-
-    def _max_rates_colocated(self, model: str, kind: Kind) -> dict[int, float]:
-        """Return the same at the median slowdown, with another model on the rest of the device."""
-        key = model, kind.name
-        if key not in self._colocated_cache:
-            self._colocated_cache[key] = {}
-            for cut, max_rate in self._max_rates(model, kind).items():
-                factor = median_slowdown(self.problem, model, kind, cut)
-                if factor > 1:
-                    alone = latency_curve(self.problem, model, kind.name, cut)
-                    _, max_rate = max_throughput_batch(
-                        tuple(factor * latency for latency in alone), self.problem.model(model).slo
-                    )
-                if max_rate > 0:
-                    self._colocated_cache[key][cut] = max_rate
-        return self._colocated_cache[key]
-
-    def _target(self, model: str, kind: Kind, rate: float) -> _Target | None:
-        """Return p_ideal = min(p_eff, p_req) of Algorithm 1, lines 6 to 8."""
-        max_rates = self._max_rates_colocated(model, kind)
-        if not max_rates:
+    def _ideal_share(self, model: str, kind: Kind, rate: float) -> int | None:
+        """Return the smaller of the share at the knee and the smallest one for the rate (lines 6 to 8); None where no
+        share meets the target."""
+        slo = self._problem.model(model).slo
+        curves = {share: latency_curve(self._problem, model, kind.name, share) for share in kind.cuts}
+        throughputs = {share: max_throughput_batch(curve, slo)[1] for share, curve in curves.items()}
+        throughputs = {share: most for share, most in throughputs.items() if most > 0}
+        if not throughputs:
             return None
-        efficient = knee_share(max_rates)
-        share = next((cut for cut in max_rates if cut <= efficient and max_rates[cut] >= rate), efficient)
-        return _Target(share, min(rate, max_rates[share]))
+        knee = knee_share(throughputs)
+        if rate > throughputs[knee]:
+            return knee
+        batch = max((b for b, seconds in enumerate(curves[knee], 1) if seconds + b / rate <= slo), default=1)
 
-    def _pieces(self, kind: Kind) -> Iterator[tuple[int, DeviceDraft]]:
-        """Yield the devices of a kind that may be cut further, with their free share: those in use and one new."""
-        used = 0
-        for device in self.devices:
-            if device.kind is kind:
-                used += 1
-                if kind.max_partitions is None or len(device.cuts) < kind.max_partitions:
-                    yield device.free, device
-        if kind.count is None or used < kind.count:
-            fresh = DeviceDraft(kind, [])
-            yield fresh.free, fresh
+        def serves(share: int) -> bool:
+            seconds = curves[share][batch - 1] if curves[share] else slo
+            # Where a second request comes too late for the first, the first waits for no other.
+            return seconds <= min(batch / rate, slo - seconds)
 
-    def _best_fit(self, model: str, unserved: float, target: _Target, kind: Kind) -> float:
-        """FindBestFit, lines 14 to 25: place on the smallest piece that is large enough, else on the largest."""
-        pieces = sorted(self._pieces(kind), key=lambda piece: (piece[0] < target.share, abs(piece[0] - target.share)))
-        for free, device in pieces:
-            last = kind.max_partitions is not None and len(device.cuts) + 1 == kind.max_partitions
-            legal = [cut for cut in kind.cuts if cut <= free]
-            if not legal:
+        return next(share for share in kind.cuts if share == knee or serves(share))
+
+    def _best_fit(self, model: str, rate: float, ideal: int, kind: Kind) -> _Gpulet | None:
+        """FINDBESTFIT, lines 14 to 21: the smallest remaining piece that is large enough and meets all targets."""
+        for size, device in sorted(self._remaining(kind), key=lambda piece: piece[0]):
+            if size < ideal:
                 continue
-            share = target.share if target.share <= free and not last else legal[-1]
-            rate = min(
-                unserved if share > target.share else target.rate,
-                self._max_rates_colocated(model, kind).get(share, 0.0),
-            )
-            # Under the actual interference the share may sustain less: take a larger one, or else place less.
-            for fraction in (1.0, 0.5, 0.25, 0.125) if rate else ():
-                for size in [cut for cut in legal if cut >= share]:
-                    cut = PartitionDraft(size, {model: rate * fraction})
-                    if fits_device(self.problem, kind, [*device.cuts, cut]):
-                        if not device.cuts:
-                            self.devices.append(device)
-                        device.cuts.append(cut)
-                        return rate * fraction
-        return 0.0
+            share = ideal if _may_be_split(device) else size
+            most = self._throughput(model, device, share)
+            draft = PartitionDraft(share, {model: min(rate, most)})
+            if most and fits_device(self._problem, kind, [*device.cuts, draft]):
+                return _Gpulet(device, draft)
+        return None
 
-    def _merge(self, model: str, target: _Target, kind: Kind) -> float:
-        """TemporalScheduling, line 22: time-share a partition, grown by less than one of its own would take."""
-        choices = [
-            (share - cut.share, device, cut, share)
-            for device in self.devices
-            if device.kind is kind
-            for max_growth in (min(device.free, target.share - 1),)
-            for cut in device.cuts
-            if model not in cut.rates
-            for share in kind.cuts[bisect_left(kind.cuts, cut.share) : bisect_right(kind.cuts, cut.share + max_growth)]
-            if target.rate <= self._free_rate(device, cut, share, model)
+    def _remaining(self, kind: Kind) -> Iterator[tuple[int, DeviceDraft]]:
+        """Yield the remaining gpulets of a kind: what is left of devices in use, and a whole one."""
+        used = [device for device in self.devices if device.kind is kind]
+        for device in used:
+            if kind.max_partitions is None or len(device.cuts) < kind.max_partitions:
+                size = max((share for share in kind.cuts if share <= device.free), default=0)
+                if size:
+                    yield size, device
+        if kind.count is None or len(used) < kind.count:
+            yield kind.cuts[-1], DeviceDraft(kind, [])
+
+    def _throughput(self, model: str, device: DeviceDraft, share: int) -> float:
+        """Return the requests/s that a model sustains on a share beside what is on the device already (line 20)."""
+        kind = device.kind
+        curve = latency_curve(self._problem, model, kind.name, share)
+        there = batched_partitions(self._problem, kind, device.cuts) if device.cuts else ()
+        assert there is not None, "what was allocated meets its targets"
+        others = [[Load(p.model, kind.name, p.batch, part.share) for p in part.placements] for part in there]
+        slowed = [
+            seconds * slowdown(self._problem, Load(model, kind.name, batch, share), others)
+            for batch, seconds in enumerate(curve, 1)
         ]
-        for _, device, cut, share in sorted(choices, key=lambda choice: choice[0]):
-            grown = PartitionDraft(share, cut.rates | {model: target.rate})
-            if self._fits(device, cut, grown):
-                device.cuts[device.cuts.index(cut)] = grown
-                return target.rate
-        return 0.0
+        return max_throughput_batch(tuple(slowed), self._problem.model(model).slo)[1]
 
-    def _fill_leftover_capacity(self, model: str, rate: float) -> float:
-        """Add to the one partition in use that can take most of the rate, if that is at least a hundredth of it."""
-        best, choice = rate / 100, None
+    def _apply(self, gpulet: _Gpulet) -> None:
+        if not gpulet.device.cuts:
+            self.devices.append(gpulet.device)
+        gpulet.device.cuts.append(gpulet.draft)
+
+    def _merge(self, new: _Gpulet) -> bool:
+        """TEMPORALSCHEDULING, line 22: put a gpulet and one that is there into the larger of the two, where that meets
+        all targets; return whether it did."""
         for device in self.devices:
-            for cut in device.cuts:
-                share = max(share for share in device.kind.cuts if share <= cut.share + device.free)
-                current = cut.rates.get(model, 0.0)
-                low, high = best, min(rate, self._free_rate(device, cut, share, model))
-                # The first step only tests whether this partition beats the best so far.
-                added = low
-                while high - low > rate / 1000:
-                    grown = PartitionDraft(share, cut.rates | {model: current + added})
-                    if self._fits(device, cut, grown):
-                        low, best, choice = added, added, (device, cut, grown)
-                    elif choice is None or choice[1] is not cut:
-                        break
-                    else:
-                        high = added
-                    added = (low + high) / 2
-        if choice is None:
-            return 0.0
-        device, cut, grown = choice
-        # No larger than needed: other models follow.
-        sizes = (PartitionDraft(share, grown.rates) for share in device.kind.cuts if cut.share <= share < grown.share)
-        device.cuts[device.cuts.index(cut)] = next(
-            (smaller for smaller in sizes if self._fits(device, cut, smaller)), grown
-        )
-        return best
+            for old in device.cuts if device.kind is new.device.kind else ():
+                place = device if old.share >= new.draft.share else new.device
+                merged = PartitionDraft(max(old.share, new.draft.share), _added(old.rates, new.draft.rates))
+                if fits_device(self._problem, place.kind, [*(cut for cut in place.cuts if cut is not old), merged]):
+                    self._replace(device, old, _Gpulet(place, merged))
+                    return True
+        return False
 
-    def _free_rate(self, device: DeviceDraft, cut: PartitionDraft, share: int, model: str) -> float:
-        """Return an upper bound on the requests/s that can be added to a partition grown to a share.
+    def _replace(self, device: DeviceDraft, old: PartitionDraft, merged: _Gpulet) -> None:
+        """Put a merged gpulet into the place of one on the same device, or free that one; a device without any is whole
+        again."""
+        if merged.device is device:
+            device.cuts = [merged.draft if cut is old else cut for cut in device.cuts]
+            return
+        device.cuts = [cut for cut in device.cuts if cut is not old]
+        self.devices = [each for each in self.devices if each.cuts]
+        self._apply(merged)
 
-        A round of length D spends at least r · D / (its highest rate alone) on each model.
-        """
-        used = sum(rate / self._max_rates(name, device.kind)[share] for name, rate in cut.rates.items())
-        return (1 - used) * self._max_rates(model, device.kind).get(share, 0.0) * (1 + ROUNDING_TOLERANCE)
 
-    def _fits(self, device: DeviceDraft, old: PartitionDraft, new: PartitionDraft) -> bool:
-        """Return whether the device is feasible with one of its partitions replaced."""
-        return fits_device(self.problem, device.kind, [new if cut is old else cut for cut in device.cuts])
+def _may_be_split(device: DeviceDraft) -> bool:
+    """Return whether what remains of a device may be cut in two (line 17)."""
+    most = device.kind.max_partitions
+    return not device.cuts or most is None or len(device.cuts) + 1 < most
+
+
+def _added(rates: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    return {name: rates.get(name, 0.0) + more.get(name, 0.0) for name in rates | more}

@@ -3,7 +3,7 @@
 gpulet paper, section 5.2: the ideal scheduler tries every combination of the cuts 2:8, 4:6, 5:5 and 10:0 over the GPUs.
 The authors' program runs its own greedy inside each. This one searches for any models on any partition, with rates
 split in any way, and so shows what two partitions a device can achieve. Fleets are tried from the cheapest on, and must
-beat the plan of `elastic`.
+beat the plan of `elastic-plus`.
 
 Split rates make the problem continuous. It becomes finite as follows: link two partitions that serve parts of one
 model. If the links form no cycle, some partition has at most one. Without loss it serves its other models fully and as
@@ -12,9 +12,9 @@ such *splits*, followed by partitions that each serve some models fully, which i
 with as many others as fit. Batches need no search: the smallest that keep up are optimal (`smallest_batches`).
 
 Limits: cycles are not tried, a split has at most MAX_SPLIT_COLOCATED other models, fleets have at most MAX_DEVICES
-devices, and each gets MAX_STEPS steps; beyond them the plan is that of `elastic`. With interference or tight memory,
-infeasible sets of models are tried with fewer models, and the whole search once more with the median slowdown; but a
-split may still take more than co-located partitions allow, so that the search is no proof.
+devices, and each gets MAX_STEPS steps; beyond them the plan is that of `elastic-plus`. With interference or tight
+memory, infeasible sets of models are tried with fewer models, and the whole search once more with the median slowdown;
+but a split may still take more than co-located partitions allow, so that the search is no proof.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
-from cotenant.planners import Problem, elastic
+from cotenant.planners import Problem, elastic_plus
 from cotenant.planners.capacity import (
     ROUNDING_TOLERANCE,
     DeviceDraft,
@@ -63,10 +63,10 @@ Devices = tuple[_Device, ...]
 
 
 def plan(problem: Problem) -> Plan:
-    """Search for the cheapest plan that serves every model; return elastic's where none is found or none is cheaper."""
+    """Search for the cheapest plan that serves every model; return that of `elastic-plus` where none is cheaper."""
     problem = _with_partition_limit(problem)
     fleet = problem.fleet
-    best = msgspec.structs.replace(elastic.plan(problem), planner="ideal")
+    best = msgspec.structs.replace(elastic_plus.plan(problem), planner="ideal")
     searches = _searches(problem)
     all_served = not any(model in searches[0].share_per_rate for model in best.unserved)
     cost = _fleet_cost(problem, [sum(device.kind == kind.name for device in best.devices) for kind in fleet])

@@ -16,7 +16,7 @@ from cotenant.planners.registry import Planner, load_planner
 
 LEADER = "geometry"
 # Planners that answer within milliseconds.
-QUICK = ("elastic", "bestfit", "squishy")
+QUICK = ("elastic-plus", "bestfit", "squishy")
 
 
 class PlannerChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ PLANNERS: dict[str, str] = {
     "squishy": "cotenant.planners.squishy",
     "bestfit": "cotenant.planners.bestfit",
     "elastic": "cotenant.planners.elastic",
+    "elastic-plus": "cotenant.planners.elastic_plus",
     "ideal": "cotenant.planners.ideal",
     "geometry": "cotenant.planners.geometry",
 }

@@ -72,8 +72,9 @@ def _scaling(planner: Planner) -> bool:
 
 
 def _temporal(planner: Planner) -> bool:
-    """Require two models on one device that cannot be partitioned."""
-    return _serves(planner(_problem(dict.fromkeys("ab", (0.1, 10.0)))))
+    """Require three models on two devices that cannot be partitioned. One device more than they need: Algorithm 1
+    merges a model's new gpulet with one that is there, and so has to find a new one first."""
+    return _serves(planner(_problem(dict.fromkeys("abc", (0.1, 10.0)), count=2)))
 
 
 def _spatial(planner: Planner) -> bool:

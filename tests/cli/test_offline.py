@@ -66,7 +66,7 @@ def test_plan_compare_of_the_example_ranks_the_planners(program: Program) -> Non
     """A real problem: what these planners make of profiles that were measured."""
     example = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
     found = json.loads(program("plan", example, "--compare", "--json").out)
-    needed = {"geometry": 4, "elastic": 4, "ideal": 5, "squishy": 5, "bestfit": 5}
+    needed = {"geometry": 4, "elastic": 4, "elastic-plus": 4, "ideal": 5, "squishy": 5, "bestfit": 5}
     assert {row["planner"]: row["devices"] for row in found["rows"]} == needed
     assert not any(row["violations"] or row["unserved"] for row in found["rows"])
     assert found["bound"] == 4

@@ -203,7 +203,7 @@ def test_table_5_probes_find_what_planners_can_do(tmp_path: Path) -> None:
         return msgspec.structs.astuple(rows[system])[2:]
 
     assert done("squishy") == done("Nexus")
-    assert done("elastic") == done("gpulet")
+    assert done("elastic") == done("elastic-plus") == done("gpulet")
     assert rows["bestfit"].spatial and not rows["bestfit"].temporal
     drawn(table05, list(rows.values()), tmp_path)
 

@@ -116,9 +116,9 @@ def test_compare_ranks_a_plan_with_violations_last_and_lists_them() -> None:
 def test_compare_ranks_plans_that_violate_slos_behind_those_that_meet_them() -> None:
     """Here one as the paper's algorithm leaves it, without the headroom for random arrivals that `plan` adds."""
     given = problem(1, rate=240.0)
-    hopeful, careful = load_planner("elastic")(given), plan_problem(given, "squishy", validate=False)
+    hopeful, careful = load_planner("elastic-plus")(given), plan_problem(given, "squishy", validate=False)
     found = compared(given, hopeful)
     assert not hopeful.unserved and not found.rows[0].meets_slos
     assert "SLO violated under Poisson arrivals, predicted: " in found.summary and found.summary.endswith(" % < 99 %.")
     both = compared(given, hopeful, careful)
-    assert both.summary == "squishy needs 1 device; elastic needs 1, and violates SLOs."
+    assert both.summary == "squishy needs 1 device; elastic-plus needs 1, and violates SLOs."

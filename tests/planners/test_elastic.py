@@ -1,3 +1,5 @@
+"""Algorithm 1 of the gpulet paper, rule by rule."""
+
 from __future__ import annotations
 
 import msgspec
@@ -5,16 +7,12 @@ import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem, load_planner
+from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.elastic import plan
-from tests.planners.problems import ProportionalInterference, embedded, linear, profile
+from tests.planners.problems import ProportionalInterference, profile
 
 CUTS = (200, 400, 500, 600, 800, 1000)
-
-
-def shares(plan: Plan) -> list[list[int]]:
-    return [[cut.share for cut in device.partitions] for device in plan.devices]
 
 
 def bent(rates: dict[str, float], slo: float = 0.090, **kind: object) -> Problem:
@@ -28,136 +26,110 @@ def bent(rates: dict[str, float], slo: float = 0.090, **kind: object) -> Problem
     )
 
 
-def test_elastic_of_high_rate_uses_shares_at_the_knee() -> None:
-    """gpulet paper, section 4.3: p_ideal = min(p_eff, p_req). Here p_eff is the knee, 40 %: 50 requests/s."""
+def shares(made: Plan) -> list[list[int]]:
+    return [[cut.share for cut in device.partitions] for device in made.devices]
+
+
+def placed(made: Plan) -> list[list[list[str]]]:
+    return [[[p.model for p in cut.placements] for cut in device.partitions] for device in made.devices]
+
+
+def test_share_is_the_one_at_the_knee_for_a_high_rate() -> None:
+    """Lines 6 to 8: p_ideal = min(p_eff, p_req). Here p_eff is 40 %, which serves 50 requests/s."""
     made = plan(bent({"a": 100.0}))
     assert shares(made) == [[400, 400]]
     assert [p.rate for _, _, p in made.placements()] == [pytest.approx(50.0)] * 2
 
 
-def test_elastic_of_low_rate_uses_smaller_share() -> None:
+def test_share_is_the_smallest_that_serves_a_low_rate() -> None:
     assert shares(plan(bent({"a": 20.0}))) == [[200]]
 
 
-def test_elastic_of_compatible_models_time_shares_a_partition() -> None:
-    made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.120))
-    assert [len(cut.placements) for device in made.devices for cut in device.partitions] == [2]
+def test_models_come_in_ascending_order_of_rate_times_slo() -> None:
+    """Line 2: the last one finds nothing left on the only device."""
+    problem = bent({"a": 46.0, "b": 47.0, "c": 45.0}, count=1)
+    made = plan(problem)
+    assert placed(made) == [[["c"], ["a"]]]
+    assert made.unserved == {"b": 47.0}
+    slower = (Model(name="a", slo=0.090), Model(name="b", slo=0.090), Model(name="c", slo=0.093))
+    assert set(plan(msgspec.structs.replace(problem, models=slower)).unserved) == {"b"}
+    slower = (Model(name="a", slo=0.090), Model(name="b", slo=0.090), Model(name="c", slo=0.095))
+    assert set(plan(msgspec.structs.replace(problem, models=slower)).unserved) == {"c"}
 
 
-def test_elastic_with_two_partitions_gives_the_second_the_rest() -> None:
-    made = plan(bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2))
-    assert shares(made) == [[400, 600], [400]]
-    assert check(made, bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2)) == []
-
-
-def test_elastic_without_limit_partitions_the_whole_device() -> None:
-    made = plan(bent(dict.fromkeys("abcde", 24.0), count=1))
-    assert made.unserved == {}
-    assert sum(shares(made)[0]) <= 1000
-
-
-def test_elastic_without_large_enough_piece_uses_a_smaller_one() -> None:
+def test_no_piece_smaller_than_the_ideal_share_is_taken() -> None:
+    """Line 16: of the device 20 % remain, which would serve half of c."""
     problem = bent({"a": 45.0, "b": 46.0, "c": 47.0}, count=1)
     made = plan(problem)
+    assert shares(made) == [[400, 400]]
+    assert made.unserved == {"c": 47.0}
     assert check(made, problem) == []
-    assert shares(made) == [[400, 400, 200]]
-    ((lost, amount),) = made.unserved.items()
-    assert 0 < amount < problem.rates[lost]
 
 
-def test_elastic_of_two_kinds_fills_the_cheaper_first() -> None:
+def test_smallest_piece_that_is_large_enough_is_taken() -> None:
+    """Lines 14 to 16: c fits into what a leaves of the first device, and into a whole one."""
+    made = plan(bent({"a": 40.0, "b": 41.0, "c": 24.0, "d": 42.0}, count=None))
+    assert sum(map(sum, shares(made))) <= 2000
+    assert made.devices_used == 2
+
+
+def test_piece_that_may_not_be_split_is_taken_whole() -> None:
+    """Line 17: with two partitions for each device, the second is what the first leaves."""
+    problem = bent({"a": 45.0, "b": 46.0, "c": 47.0}, max_partitions=2)
+    made = plan(problem)
+    assert shares(made) == [[400, 600], [400]]
+    assert check(made, problem) == []
+
+
+def test_new_partition_is_merged_with_one_that_is_there() -> None:
+    """Line 22; each takes 20 % for itself."""
+    made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.120))
+    assert placed(made) == [[["a", "b"]]]
+    assert shares(made) == [[200]]
+
+
+def test_merged_partitions_have_the_larger_of_both_shares_and_the_smaller_is_free_again() -> None:
+    """Section 4.3: "the larger size will be chosen". a takes 20 % first, then b 40 %, which holds both."""
+    problem = bent({"a": 4.0, "b": 26.0}, slo=0.125)
+    quick = profile("a", "k", {(cut, 1): 0.005 for cut in CUTS})
+    problem = msgspec.structs.replace(problem, profiles={**problem.profiles, ("a", "k"): quick})
+    for name, share in (("a", 200), ("b", 400)):
+        assert shares(plan(msgspec.structs.replace(problem, rates={name: problem.rates[name]}))) == [[share]]
+    made = plan(problem)
+    assert placed(made) == [[["a", "b"]]]
+    assert shares(made) == [[400]]
+
+
+def test_model_without_a_remaining_piece_is_not_merged() -> None:
+    """Line 4 ends where no gpulet remains, and line 22 needs a new one: b would fit beside a in time."""
+    problem = bent({"a": 10.0, "b": 11.0}, slo=0.120, cuts=(1000,), count=1)
+    assert plan(problem).unserved == {"b": 11.0}
+    assert (
+        plan(msgspec.structs.replace(problem, fleet=(msgspec.structs.replace(problem.fleet[0], count=2),))).devices_used
+        == 1
+    )
+
+
+def test_interference_is_in_the_batch_and_neighbours_keep_their_targets() -> None:
+    """Line 20. Without interference two models share a device; under a strong one each gets its own."""
+    apart = bent({"a": 50.0, "b": 50.0})
+    assert plan(apart).devices_used == 1
+    strong = msgspec.structs.replace(apart, interference=ProportionalInterference(4.0))
+    made = plan(strong)
+    assert made.devices_used == 2 and made.unserved == {}
+    assert check(made, strong) == []
+
+
+def test_cheaper_kind_is_tried_first() -> None:
     problem = bent({"a": 200.0})
     dear, cheap = (Kind(name=name, cuts=CUTS, count=1, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
     profiles = {("a", kind): problem.profiles["a", "k"] for kind in ("dear", "cheap")}
     problem = msgspec.structs.replace(problem, fleet=(dear, cheap), profiles=profiles)
     assert [device.kind for device in plan(problem).devices] == ["cheap", "dear"]
-    assert plan(problem).cost_per_hour == 4.0
     assert [d.kind for d in plan(msgspec.structs.replace(problem, rates={"a": 40.0})).devices] == ["cheap"]
 
 
-def test_elastic_under_interference_plans_with_slowdowns() -> None:
-    """Without interference two models share a device; under strong interference each gets its own."""
-    apart = bent({"a": 50.0, "b": 50.0})
-    together = plan(apart)
-    assert len(together.devices) == 1
-    crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(2.0))
-    assert check(together, crowded) != []
-    assert check(plan(crowded), crowded) == []
-    assert len(plan(crowded).devices) > 1
-
-
-def test_elastic_of_unservable_model_leaves_it_unserved() -> None:
-    problem = bent({"a": 10.0, "b": 10.0})
-    models = (Model(name="a", slo=0.030), problem.models[1])
-    made = plan(msgspec.structs.replace(problem, models=models))
-    assert made.unserved == {"a": 10.0}
-    assert made.rate("b") == 10.0
-
-
-def test_elastic_on_cpu_shares_serves_more_than_squishy() -> None:
-    """Seven models with targets from 50 ms to 1 s on one CPU."""
-    problem = embedded(1.0)
-    assert plan(problem).unserved == {}
-    assert load_planner("squishy")(problem).unserved != {}
-
-
-def test_elastic_of_model_profiled_on_one_kind_uses_that_kind() -> None:
-    problem = Problem(
-        models=(Model(name="a", slo=1.0),),
-        rates={"a": 5.0},
-        fleet=(Kind(name="k"), Kind(name="l")),
-        profiles={("a", "l"): linear("a", "l", 0.01, 0.01)},
-    )
-    assert [device.kind for device in plan(problem).devices] == ["l"]
-
-
-def test_elastic_with_oversized_last_piece_uses_it_fully() -> None:
-    """gpulet paper, Algorithm 1, line 20: the batch, and so the rate, is the largest for the size of the piece found.
-
-    The knee is 40 %, where it carries 100 requests/s; beside the first partition 60 % are left, which carry 130.
-    """
-    latency = {200: 0.050, 400: 0.010, 500: 0.009, 600: 1 / 130, 800: 0.0072, 1000: 0.007}
-    problem = Problem(
-        models=(Model(name="a", slo=0.1),),
-        rates={"a": 225.0},
-        fleet=(Kind(name="k", cuts=CUTS, count=1, max_partitions=2),),
-        profiles={("a", "k"): profile("a", "k", {(cut, 1): seconds for cut, seconds in latency.items()})},
-    )
-    made = plan(problem)
-    assert [p.rate for _, _, p in made.placements()] == pytest.approx([100.0, 125.0])
-    assert made.unserved == {}
-
-
-def test_elastic_with_unserved_model_retries_with_it_first() -> None:
-    """By rate times target `a` comes first and takes a piece of the only device; `b` needs all of it."""
-    problem = Problem(
-        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.1)),
-        rates={"a": 20.0, "b": 60.0},
-        fleet=(Kind(name="k", cuts=(500, 1000)),),
-        profiles={
-            ("a", "k"): profile("a", "k", {(500, 1): 0.045, (1000, 1): 0.045}),
-            ("b", "k"): profile("b", "k", {(500, 1): 0.060, (1000, 1): 0.015}),
-        },
-    )
-    made = plan(problem)
-    assert made.rate("b") == 60.0
-    assert check(made, problem) == []
-
-
-def test_elastic_merge_prefers_partition_that_need_not_grow() -> None:
-    """`b` could join `a` on 50 instead of 40 % of the first device; the rest of `c` on the second has room as it is."""
-    problem = Problem(
-        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.4), Model(name="c", slo=0.05)),
-        rates={"a": 10.0, "b": 25.0, "c": 65.0},
-        fleet=(Kind(name="k", cuts=CUTS, count=4),),
-        profiles={
-            (name, "k"): profile(name, "k", {(cut, 1): seconds * 1000 / cut for cut in CUTS})
-            for name, seconds in (("a", 0.016), ("b", 0.004), ("c", 0.008))
-        },
-    )
-    made = plan(problem)
-    assert [[[p.model for p in cut.placements] for cut in device.partitions] for device in made.devices] == [
-        [["a"], ["c"]],
-        [["c", "b"]],
-    ]
-    assert shares(made) == [[400, 500], [400]]
+def test_model_that_no_share_serves_is_left_unserved() -> None:
+    made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.030))
+    assert made.unserved == {"a": 10.0, "b": 10.0}
+    assert made.devices == ()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cotenant.core.mig import instance_shares as instances
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
-from cotenant.planners import Problem, elastic
+from cotenant.planners import Problem, elastic_plus
 from cotenant.planners.capacity import RoundShare, smallest_batches
 from cotenant.planners.check import check
 from cotenant.planners.ideal import feasible, plan, second_model_rate
@@ -122,7 +122,7 @@ def test_ideal_of_large_rate_splits_it_over_shared_partitions() -> None:
     made = plan(problem)
     assert check(made, problem) == []
     assert made.unserved == {}
-    assert elastic.plan(problem).devices_used == 2
+    assert elastic_plus.plan(problem).devices_used == 2
 
 
 def test_ideal_under_interference_plans_with_slowdowns() -> None:
@@ -161,9 +161,9 @@ def test_ideal_on_mig_returns_legal_placements() -> None:
     assert made.unserved == {}
 
 
-def test_ideal_of_infeasible_rates_returns_plan_of_elastic() -> None:
+def test_ideal_of_infeasible_rates_returns_plan_of_elastic_plus() -> None:
     problem = identical({"a": 100.0, "b": 100.0}, count=1, max_partitions=2)
-    assert plan(problem) == msgspec.structs.replace(elastic.plan(problem), planner="ideal")
+    assert plan(problem) == msgspec.structs.replace(elastic_plus.plan(problem), planner="ideal")
     assert plan(problem).unserved != {}
 
 

@@ -31,7 +31,7 @@ def problem(rates: dict[str, float], priorities: dict[str, int]) -> Problem:
 
 
 def served(asked: Problem) -> tuple[Plan, dict[str, float]]:
-    plan = plan_problem(asked, "elastic", validate=False)
+    plan = plan_problem(asked, "elastic-plus", validate=False)
     assert check(plan, asked) == []
     return plan, carried_rates(plan, asked)
 

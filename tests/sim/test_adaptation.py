@@ -148,10 +148,10 @@ def test_model_of_higher_priority_keeps_its_slo_where_devices_do_not_suffice(fir
     )
     log = Log()
     adaptation = Adaptation(
-        controller=Controller(GPU[:1], {"a": 0.99, "b": 0.99}), solver=Replanner(problem, "elastic"), log=log
+        controller=Controller(GPU[:1], {"a": 0.99, "b": 0.99}), solver=Replanner(problem, "elastic-plus"), log=log
     )
     rising = Curve(points=((0.0, 10.0), (20.0, 10.0), (20.0, 60.0), (1e4, 60.0)))
-    plan = plan_problem(problem, "elastic", validate=False)
+    plan = plan_problem(problem, "elastic-plus", validate=False)
     report = simulate(
         problem, plan, Workload(sources={"a": rising, "b": rising}), seconds=120.0, adaptation=adaptation, startup=0.5
     )

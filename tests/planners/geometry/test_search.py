@@ -16,7 +16,7 @@ from cotenant.core import mig
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import Problem, bestfit, elastic, geometry, ideal, portfolio
+from cotenant.planners import Problem, bestfit, elastic, elastic_plus, geometry, ideal, portfolio
 from cotenant.planners.check import check
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.predictors import ConstantMargin, Interference, NoInterference
@@ -245,7 +245,7 @@ def test_geometry_with_fine_shares_generates_patterns() -> None:
     assert check(plan, problem) == []
     assert plan.unserved == {}
     assert plan.bound is not None and plan.bound <= plan.devices_used <= plan.bound + 1
-    for other in (elastic, bestfit):
+    for other in (elastic, elastic_plus, bestfit):
         assert plan.devices_used <= other.plan(problem).devices_used
 
 
@@ -330,7 +330,7 @@ def test_geometry_under_interference_meets_every_slo(
     assert plan.scale <= alone.scale * (1 + 1e-6)
     if objective == "devices":
         assert plan.unserved == {}
-        for other in (elastic, bestfit):
+        for other in (elastic, elastic_plus, bestfit):
             assert plan.devices_used <= other.plan(problem).devices_used
 
 
