@@ -23,6 +23,7 @@ SYSTEMS = (
     System(name="SBP", origin="cotenant", planner="squishy", interference=False),
     System(name="SBP on halves", origin="cotenant", planner="squishy", interference=False, halves=True),
     System(name="gpulet", origin="cotenant", planner="elastic", interference=False, every=4),
+    System(name="elastic-plus", origin="cotenant", planner="elastic-plus", interference=False, every=4),
     System(name="geometry", origin="cotenant", planner="geometry", interference=False, every=20),
 )
 

@@ -25,6 +25,7 @@ SYSTEMS = (
     System(name="SBP", origin="cotenant", planner="squishy"),
     SPATIAL,
     System(name="gpulet+int", origin="cotenant", planner="elastic"),
+    System(name="elastic-plus", origin="cotenant", planner="elastic-plus"),
     System(name="ideal", origin="cotenant", planner="ideal"),
     System(name="geometry", origin="cotenant", planner="geometry"),
 )

@@ -30,6 +30,7 @@ SYSTEMS = (
     System(name="best fit", origin="cotenant", planner="bestfit", interference=False),
     System(name="gpulet", origin="cotenant", planner="elastic", interference=False),
     System(name="gpulet+int", origin="cotenant", planner="elastic"),
+    System(name="elastic-plus", origin="cotenant", planner="elastic-plus"),
     System(name="geometry", origin="cotenant", planner="geometry"),
 )
 FREE = System(name="geometry, free", origin="cotenant", planner="geometry", free=True)

@@ -38,6 +38,7 @@ PAIRS = tuple(
     for name, origin, planner in (
         ("gpulet", "published", "elastic"),
         ("gpulet", "cotenant", "elastic"),
+        ("elastic-plus", "cotenant", "elastic-plus"),
         ("geometry", "cotenant", "geometry"),
     )
 )

@@ -24,6 +24,7 @@ SYSTEMS = (
     System(name="SBP", origin="cotenant", planner="squishy", every=4),
     System(name="best fit", origin="cotenant", planner="bestfit", every=4),
     System(name="gpulet+int", origin="cotenant", planner="elastic", every=4),
+    System(name="elastic-plus", origin="cotenant", planner="elastic-plus", every=4),
     System(name="geometry", origin="cotenant", planner="geometry", every=20),
     System(name="geometry, free", origin="cotenant", planner="geometry", free=True, every=20),
 )

@@ -26,6 +26,7 @@ SYSTEMS = (
     System(name="SBP", origin="cotenant", planner="squishy"),
     System(name="best fit", origin="cotenant", planner="bestfit"),
     System(name="gpulet+int", origin="cotenant", planner="elastic"),
+    System(name="elastic-plus", origin="cotenant", planner="elastic-plus"),
     System(name="geometry", origin="cotenant", planner="geometry"),
     System(name="geometry, free", origin="cotenant", planner="geometry", free=True),
 )
