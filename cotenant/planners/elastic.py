@@ -12,7 +12,8 @@ Where the paper is silent or speaks of one kind of GPU:
 - line 17: with more than two partitions for each device, a piece that is left over may be cut again; one that is larger
   than the ideal share and may not be cut is taken whole;
 - line 20: batches take at most half of the target, since requests wait for the batch before theirs (section 2.2);
-- a gpulet is not taken where its neighbours would then miss their targets, since no plan here may;
+- a gpulet whose neighbours would then miss their targets takes rate from them, which is placed again, as in the
+  published program; where none of their rates would do, the gpulet is not taken;
 - line 22: gpulets are tried in the order in which they were allocated;
 - kinds of devices are tried in order of price.
 
@@ -43,26 +44,32 @@ from cotenant.planners.capacity import (
 )
 from cotenant.predictors import Load
 
+PASSES = 2  # over the models: the second places what neighbours of later gpulets have lost
+HALVINGS = 5  # of the part of their rates that neighbours lose
+
 
 def plan(problem: Problem) -> Plan:
     """Plan by elastic partitioning; what no gpulet takes is unserved."""
     partitioning = _Partitioning(problem)
-    wanted = [name for name, rate in problem.rates.items() if rate > 0]
-    for model in sorted(wanted, key=lambda name: problem.rates[name] * problem.model(name).slo):  # lines 2 and 3
-        rate = problem.rates[model]
-        while rate > ROUNDING_TOLERANCE * problem.rates[model]:  # lines 4 and 5
-            taken = partitioning.allocate(model, rate)
+    remaining = {name: rate for name, rate in problem.rates.items() if rate > 0}
+    order = sorted(remaining, key=lambda name: problem.rates[name] * problem.model(name).slo)  # line 2
+    for model in order * PASSES:  # line 3
+        while remaining[model] > ROUNDING_TOLERANCE * problem.rates[model]:  # lines 4 and 5
+            taken, lost = partitioning.allocate(model, remaining[model])
             if not taken:
                 break
-            rate -= taken
+            remaining[model] -= taken
+            for name, rate in lost.items():
+                remaining[name] += rate
     return build_plan(problem, "elastic", partitioning.devices)
 
 
 class _Gpulet(msgspec.Struct, frozen=True):
-    """Describe a gpulet that a model may get: a piece of a device, at a rate in requests/s."""
+    """Describe a gpulet that a model may get: a piece of a device. beside: the device's others, as they will be."""
 
     device: DeviceDraft
     draft: PartitionDraft
+    beside: list[PartitionDraft]
 
 
 class _Partitioning:
@@ -73,16 +80,28 @@ class _Partitioning:
         self._problem = problem
         self._kinds = sorted_by_price(problem.fleet)
 
-    def allocate(self, model: str, rate: float) -> float:
-        """Give a model its next gpulet (lines 6 to 10); return the requests/s that it serves, 0 where there is none."""
+    def allocate(self, model: str, rate: float) -> tuple[float, dict[str, float]]:
+        """Give a model its next gpulet (lines 6 to 10); return the requests/s that it serves, 0 where there is none,
+        and those that models beside it lose, by model."""
         for kind in self._kinds:
             ideal = self._ideal_share(model, kind, rate)
             gpulet = None if ideal is None else self._best_fit(model, rate, ideal, kind)
             if gpulet is not None:
+                before = self._rates()
                 if not self._merge(gpulet):
                     self._apply(gpulet)
-                return sum(gpulet.draft.rates.values())
-        return 0.0
+                after = self._rates()
+                taken = gpulet.draft.rates[model]
+                after[model] -= taken
+                return taken, {name: lost for name, had in before.items() if (lost := had - after[name]) > 0}
+        return 0.0, {}
+
+    def _rates(self) -> dict[str, float]:
+        rates = dict.fromkeys(self._problem.rates, 0.0)
+        for device in self.devices:
+            for cut in device.cuts:
+                rates = _added(rates, cut.rates)
+        return rates
 
     def _ideal_share(self, model: str, kind: Kind, rate: float) -> int | None:
         """Return the smaller of the share at the knee and the smallest one for the rate (lines 6 to 8); None where no
@@ -113,9 +132,25 @@ class _Partitioning:
             share = ideal if _may_be_split(device) else size
             most = self._throughput(model, device, share)
             draft = PartitionDraft(share, {model: min(rate, most)})
-            if most and fits_device(self._problem, kind, [*device.cuts, draft]):
-                return _Gpulet(device, draft)
+            beside = self._beside(device, draft) if most else None
+            if beside is not None:
+                return _Gpulet(device, draft, beside)
         return None
+
+    def _beside(self, device: DeviceDraft, draft: PartitionDraft) -> list[PartitionDraft] | None:
+        """Return what is on a device already at the largest multiple of its rates that meets all targets beside a new
+        partition; None where none does."""
+        best, low, step = None, 0.0, 1.0
+        for _ in range(1 + HALVINGS):
+            cuts = [
+                PartitionDraft(cut.share, {m: (low + step) * r for m, r in cut.rates.items()}) for cut in device.cuts
+            ]
+            if fits_device(self._problem, device.kind, [*cuts, draft]):
+                best, low = cuts, low + step
+                if low == 1.0:
+                    break
+            step /= 2
+        return best
 
     def _remaining(self, kind: Kind) -> Iterator[tuple[int, DeviceDraft]]:
         """Yield the remaining gpulets of a kind: what is left of devices in use, and a whole one."""
@@ -144,29 +179,31 @@ class _Partitioning:
     def _apply(self, gpulet: _Gpulet) -> None:
         if not gpulet.device.cuts:
             self.devices.append(gpulet.device)
-        gpulet.device.cuts.append(gpulet.draft)
+        gpulet.device.cuts = [*gpulet.beside, gpulet.draft]
 
     def _merge(self, new: _Gpulet) -> bool:
         """TEMPORALSCHEDULING, line 22: put a gpulet and one that is there into the larger of the two, where that meets
         all targets; return whether it did."""
+        kind = new.device.kind
         for device in self.devices:
-            for old in device.cuts if device.kind is new.device.kind else ():
-                place = device if old.share >= new.draft.share else new.device
+            for index, old in enumerate(device.cuts if device.kind is kind else ()):
                 merged = PartitionDraft(max(old.share, new.draft.share), _added(old.rates, new.draft.rates))
-                if fits_device(self._problem, place.kind, [*(cut for cut in place.cuts if cut is not old), merged]):
-                    self._replace(device, old, _Gpulet(place, merged))
-                    return True
+                others = [*device.cuts[:index], *device.cuts[index + 1 :]]
+                stays = old.share >= new.draft.share
+                if device is new.device and not stays:
+                    beside = [*new.beside[:index], *new.beside[index + 1 :]]
+                else:
+                    beside = others if stays else new.beside
+                if not fits_device(self._problem, kind, [*beside, merged]):
+                    continue
+                if stays:
+                    device.cuts[index] = merged
+                else:
+                    device.cuts = others  # empty: the device is whole again
+                    self.devices = [each for each in self.devices if each.cuts]
+                    self._apply(_Gpulet(new.device, merged, beside))
+                return True
         return False
-
-    def _replace(self, device: DeviceDraft, old: PartitionDraft, merged: _Gpulet) -> None:
-        """Put a merged gpulet into the place of one on the same device, or free that one; a device without any is whole
-        again."""
-        if merged.device is device:
-            device.cuts = [merged.draft if cut is old else cut for cut in device.cuts]
-            return
-        device.cuts = [cut for cut in device.cuts if cut is not old]
-        self.devices = [each for each in self.devices if each.cuts]
-        self._apply(merged)
 
 
 def _may_be_split(device: DeviceDraft) -> bool:

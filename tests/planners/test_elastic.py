@@ -120,6 +120,18 @@ def test_interference_is_in_the_batch_and_neighbours_keep_their_targets() -> Non
     assert check(made, strong) == []
 
 
+def test_neighbour_of_a_later_partition_loses_rate_that_is_placed_again() -> None:
+    """Two partitions at the most that 40 % serve alone; side by side each sustains less, and a third gets the rest."""
+    weak = msgspec.structs.replace(bent({"a": 49.0, "b": 49.5}), interference=ProportionalInterference(0.2))
+    made = plan(weak)
+    assert made.unserved == {}
+    assert check(made, weak) == []
+    assert made.rate("a") == pytest.approx(49.0) and made.rate("b") == pytest.approx(49.5)
+    first = made.devices[0].partitions
+    assert len(first) == 2 and first[0].placements[0].rate < 49.0
+    assert sum(len(device.partitions) for device in made.devices) > 2
+
+
 def test_cheaper_kind_is_tried_first() -> None:
     problem = bent({"a": 200.0})
     dear, cheap = (Kind(name=name, cuts=CUTS, count=1, price=price) for name, price in (("dear", 3.0), ("cheap", 1.0)))
