@@ -100,6 +100,22 @@ def test_merged_partitions_have_the_larger_of_both_shares_and_the_smaller_is_fre
     assert shares(made) == [[400]]
 
 
+def test_smaller_partition_moves_to_the_larger_one_and_is_free_again() -> None:
+    """a and c fill a device, b comes to another, where a fits in with it."""
+    problem = bent({"a": 4.0, "b": 26.0, "c": 41.0}, slo=0.125)
+    profiles = {
+        **problem.profiles,
+        ("a", "k"): profile("a", "k", {(cut, 1): 0.005 for cut in CUTS}),
+        ("c", "k"): profile("c", "k", {(cut, 1): 0.020 * max(1.0, 800 / cut) for cut in CUTS}),
+    }
+    models = (*problem.models[:2], Model(name="c", slo=0.060))
+    problem = msgspec.structs.replace(problem, profiles=profiles, models=models)
+    first = plan(msgspec.structs.replace(problem, rates=problem.rates | {"b": 0.0}))
+    assert (placed(first), shares(first)) == ([[["a"], ["c"]]], [[200, 800]])
+    made = plan(problem)
+    assert (placed(made), shares(made)) == ([[["c"]], [["a", "b"]]], [[800], [400]])
+
+
 def test_model_without_a_remaining_piece_is_not_merged() -> None:
     """Line 4 ends where no gpulet remains, and line 22 needs a new one: b would fit beside a in time."""
     problem = bent({"a": 10.0, "b": 11.0}, slo=0.120, cuts=(1000,), count=1)
