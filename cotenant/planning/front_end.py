@@ -25,13 +25,16 @@ def plan_with_front_end(solve: Solve, problem: Problem, front_end: FrontEnd) -> 
 
     Plans are made for shorter targets, since a request passes through the front end, and for batches that take longer:
     by noise, and by the processors that the front end takes beyond its reserve. They are stated with the targets and
-    latencies of the problem. Where that leaves a model without any place, the plan does without this room: better
-    tight than not at all.
+    latencies of the problem. Where that leaves a model without any place, or no plan at all, the plan does without this
+    room: better tight than not at all. Raises PlanError where there is none even then.
     """
-    made = _planned(solve, problem, front_end)
-    if any(rate and not made.rate(name) for name, rate in made.unserved.items()):
+    try:
+        made = _planned(solve, problem, front_end)
+    except PlanError:
+        made = None
+    if made is None or any(rate and not made.rate(name) for name, rate in made.unserved.items()):
         tight = _planned(solve, problem, msgspec.structs.replace(front_end, latency=0.0, noise=1.0))
-        if sum(tight.unserved.values()) < sum(made.unserved.values()):
+        if made is None or sum(tight.unserved.values()) < sum(made.unserved.values()):
             made = tight
     return with_provenance(made, request_s=front_end.seconds)
 

@@ -6,6 +6,7 @@ import pytest
 from cotenant.core.application import Application, Stage
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.front_end import FrontEnd
@@ -93,6 +94,16 @@ def test_target_that_leaves_no_room_is_kept_without_it_rather_than_not_at_all() 
     plan = plan_problem(half, "bestfit", validate=False)
     assert not plan.unserved and check(plan, half) == []
     assert worst_case(plan) == pytest.approx(0.0497)
+
+
+def test_application_that_no_split_serves_is_an_error_about_its_own_target() -> None:
+    """Not about what the front end leaves of it, which nobody asked for."""
+    stages = (Stage(name="one", model="a"), Stage(name="two", model="a", after=("one",)))
+    problem = room(latency=0.001, noise=1.1)
+    hopeless = Application(name="pair", slo=0.030, stages=stages)
+    problem = msgspec.structs.replace(problem, applications=(hopeless,), rates={"pair": 1.0})
+    with pytest.raises(PlanError, match=r"^application 'pair': no split of 30 ms meets its target: "):
+        plan_problem(problem, validate=False)
 
 
 def test_front_end_takes_no_more_than_half_of_a_target() -> None:
