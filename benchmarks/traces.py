@@ -113,7 +113,7 @@ LOOPS: dict[str, Maker] = {
     "utilisation": _periodic(lambda kind: UtilisationScaling(kind=kind, target=0.7), 15.0),
     "concurrency": _periodic(lambda kind: ConcurrencyScaling(kind=kind, target=8.0), 2.0),
     "two loops": _periodic(lambda kind: TwoLoopScaling(kind=kind), 5.0),
-    "gpulet": _periodic(lambda kind: IncrementalScaling(planner=load_planner("elastic")), 20.0),
+    "gpulet": _periodic(lambda kind: IncrementalScaling(planner=load_planner("elastic-plus")), 20.0),
     "HetSev": _periodic(lambda kind: GreedyScaling(share=500), 15.0),
 }
 

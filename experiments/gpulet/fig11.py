@@ -1,7 +1,7 @@
 """Reproduce Figure 11: a new plan takes over from the old one while the old one serves.
 
 Section 4.5. The paper draws the idea: workers of the new partitions are prepared beside the old ones, which serve until
-then. Here it is what happens to every partition in a simulated run: scen3 on V100s, elastic partitioning, from the plan
+then. Here it is what happens to every partition in a simulated run: scen3 on V100s, `elastic-plus`, from the plan
 for one rate to the plan for `GROWTH` times that rate, which is requested at `CHANGE` seconds. A worker takes 15 s to
 start, as in `fig15`. The same load on either plan alone tells what the change costs: requests late or lost.
 """
@@ -36,7 +36,7 @@ from experiments.parallel import Options
 
 TITLE = "a new plan takes over from the old one (gpulet, Figure 11)"
 
-SYSTEM = System(name="gpulet+int", origin="cotenant", planner="elastic")
+SYSTEM = System(name="elastic-plus", origin="cotenant", planner="elastic-plus")
 DEFAULT_SETS = ("v100",)
 LOAD = 0.2  # of what the planner serves with all GPUs
 GROWTH = 1.5  # of the rates that the new plan is for

@@ -4,7 +4,7 @@ Section 5.5: when rates change, InSS decides on batches anew (case 1), which cos
 rates, it allocates shares anew (case 2), which starts workers beside the old ones. It never says how often either
 happens. Here rates are those of a day, Azure Functions' of 2019, striped over the models of InSS that were measured on
 a V100, with its targets; the busiest minute is `HIGH` of what two V100s serve. Latencies and targets are `SLOWER` times
-as long, so that a day is some million requests. InSS' learner is not among the planners: gpulet's elastic partitioning
+as long, so that a day is some million requests. InSS' learner is not among the planners: `elastic-plus`, after gpulet's
 and geometry decide on shares, and batches are ours (`planners.local_search.rebatched_plan`), which serve as many rates
 as the largest ones that meet the targets do.
 
@@ -96,7 +96,7 @@ class StepSolver(msgspec.Struct, frozen=True):
 
 
 def run(options: Options) -> list[Row]:
-    systems = [System(name, "elastic", options.seed) for name in (BOTH, SHARES, FIXED)]
+    systems = [System(name, "elastic-plus", options.seed) for name in (BOTH, SHARES, FIXED)]
     systems += [System(name, "geometry", options.seed) for name in (BOTH, SHARES)]
     results = run_tasks(simulate_day, systems, options, "days")
     return [row for system, result in zip(systems, results, strict=True) for row in rows_of(system, result)]

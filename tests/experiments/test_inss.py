@@ -43,7 +43,7 @@ def test_day_changes_batches_first_and_shares_where_that_does_not_do(tmp_path: P
     rows = []
     results = {}
     for name in (fig17_day.BOTH, fig17_day.SHARES, fig17_day.FIXED):
-        system = fig17_day.System(name, "elastic", 0, seconds=2 * fig17_day.HOUR)
+        system = fig17_day.System(name, "elastic-plus", 0, seconds=2 * fig17_day.HOUR)
         results[name] = fig17_day.simulate_day(system)
         rows += fig17_day.rows_of(system, results[name])
     whole = {row.system: row for row in rows if row.hour == fig17_day.WHOLE_DAY}
