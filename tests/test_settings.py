@@ -149,7 +149,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("grace = 10", "grace: '10' has no unit of time"),
         ("[[models]]\nname = 'a'\nmax_batch = 0", "models[0].max_batch: 0 must be at least 1"),
         ("[[models]]\nname = 'a'\npriority = 0", "models[0].priority: 0 must be at least 1, the highest priority"),
-        ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s must be finite and at least 0"),
+        ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s; a rate is finite and at least 0"),
         ("forecast = { model = 'holt-winters', season = '15s' }", "forecast.season: 15 s must be at least two periods"),
         ("forecast.model = 'arima'", "forecast.model: 'arima' is not known; take 'holt-winters' or 'trend'"),
         ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or take model = "holt-winters"'),

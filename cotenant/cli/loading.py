@@ -67,6 +67,7 @@ def load_planned(
     current: Plan | None = None,
     time_limit: float | None = None,
     *,
+    arrivals: str | None = None,
     portfolio: bool = True,
 ) -> tuple[Any, Plan]:
     """Plan a problem file, or what a server would serve. current: the plan in force. portfolio: of `plan`."""
@@ -79,7 +80,7 @@ def load_planned(
         parsed, name = load_unplanned(server_settings).problem, server_settings.planner
     else:
         parsed, name = load_problem(problem, settings, model_repository), planner or read_settings().planner
-    parsed = with_time_limit(time_limit, parsed)
+    parsed = with_planning_options(parsed, time_limit, arrivals)
     if current is not None:
         return plan_from_current(name, parsed, current, portfolio=portfolio)
     return parsed, plan_problem(parsed, name, portfolio=portfolio)
@@ -95,8 +96,16 @@ def load_plan(
     return load_problem(problem, settings, model_repository), plan
 
 
-def with_time_limit(time_limit: float | None, problem: Any) -> Any:
-    return problem if time_limit is None else msgspec.structs.replace(problem, time_limit=time_limit)
+def with_planning_options(problem: Any, time_limit: float | None, arrivals: str | None) -> Any:
+    """Return the problem with what the command line says of it. Raises ConfigError for unknown arrivals."""
+    from typing import get_args
+
+    from cotenant.planners import Arrivals
+
+    if arrivals not in (None, *get_args(Arrivals)):
+        raise ConfigError(f"--arrivals {arrivals!r} is not known; take {' or '.join(get_args(Arrivals))}")
+    given = {"time_limit": time_limit, "arrivals": arrivals}
+    return msgspec.structs.replace(problem, **{name: value for name, value in given.items() if value is not None})
 
 
 def _served_settings(

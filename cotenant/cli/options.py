@@ -186,6 +186,14 @@ CaFile = Annotated[
     ),
 ]
 LOCAL = "127.0.0.1:8000"  # a server with default settings
+ArrivalsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--arrivals",
+        metavar="poisson|even",
+        help="Leave room for random arrivals (poisson), or plan for evenly spaced requests (even).",
+    ),
+]
 TimeLimit = Annotated[
     float | None,
     typer.Option(

@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.cli.compare import compare_planners, comparison_view, parse_planners, report_comparison
-from cotenant.cli.loading import load_planned, load_problem, read_bytes, with_time_limit, write_file
+from cotenant.cli.loading import load_planned, load_problem, read_bytes, with_planning_options, write_file
 from cotenant.cli.options import (
+    ArrivalsOption,
     Json,
     ModelRepository,
     PlannerName,
@@ -77,6 +78,7 @@ def plan(
         Path | None, typer.Option("--diff", metavar="CURRENT", help="Show what changes from this plan (JSON file).")
     ] = None,
     time_limit: TimeLimit = None,
+    arrivals: ArrivalsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
     plot: PlotFile = None,
     report: ReportFile = None,
@@ -91,14 +93,24 @@ def plan(
         if wrong := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
         compare_plans(
-            problem, settings, model_repository, planners, time_limit, report, portfolio=not no_portfolio, json=json
+            problem,
+            settings,
+            model_repository,
+            planners,
+            time_limit,
+            report,
+            arrivals=arrivals,
+            portfolio=not no_portfolio,
+            json=json,
         )
         return
     if planners is not None:
         raise ConfigError("--planners goes with --compare; --planner selects the planner of one plan")
     current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
     portfolio = not no_portfolio
-    asked, answer = load_planned(problem, settings, model_repository, planner, current, time_limit, portfolio=portfolio)
+    asked, answer = load_planned(
+        problem, settings, model_repository, planner, current, time_limit, arrivals=arrivals, portfolio=portfolio
+    )
     if output is not None:
         write_file(output, answer.to_json().decode())
     if plot is not None:
@@ -119,12 +131,13 @@ def compare_plans(
     time_limit: float | None,
     report: Path | None,
     *,
+    arrivals: str | None,
     portfolio: bool,
     json: bool,
 ) -> None:
     """Plan with every planner and compare the results: `plan --compare`."""
     names = parse_planners(planners)
-    parsed = with_time_limit(time_limit, load_problem(problem, settings, model_repository))
+    parsed = with_planning_options(load_problem(problem, settings, model_repository), time_limit, arrivals)
     found = compare_planners(parsed, names, portfolio=portfolio)
     if report is not None:
         report_comparison(report, found, parsed, problem, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cotenant.config.toml import parse_priority, parse_target
+from cotenant.config.toml import parse_name, parse_priority, parse_target
 from cotenant.core import units
 from cotenant.core.application import Application, Choice, Fanout, Fixed, Poisson, Stage
 from cotenant.errors import ConfigError, PlanError
@@ -49,7 +49,7 @@ def read_application(entry: ApplicationEntry, place: str) -> Application:
     )
     try:
         return Application(
-            name=entry.name,
+            name=parse_name(entry.name, f"{place}.name"),
             slo=parse_target(entry.slo, f"{place}.slo"),
             attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
             priority=parse_priority(entry.priority, f"{place}.priority"),

@@ -16,7 +16,9 @@ from cotenant.config.toml import (
     check_one_of,
     decode_toml,
     nearest_hint,
+    parse_count,
     parse_cuts,
+    parse_name,
     parse_priority,
     parse_rate,
     parse_target,
@@ -27,7 +29,7 @@ from cotenant.core.application import Application
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
-from cotenant.planners import Objective, Problem
+from cotenant.planners import Arrivals, Objective, Problem
 
 
 class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,6 +61,8 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     devices: list[_DeviceEntry]
     objective: str = "devices"
     interference: Any = "none"
+    arrivals: str = "poisson"
+    skip_zero_latency: bool = False
 
 
 def read_problem(path: Path | str) -> Problem:
@@ -67,7 +71,8 @@ def read_problem(path: Path | str) -> Problem:
     file = decode_toml(read_text(path), _ProblemFile, path)
     profiles: dict[tuple[str, str], Profile] = {}
     for name in file.profiles:
-        for key, profile in read_profiles_file(path.parent / name).items():
+        known = read_profiles_file(path.parent / name, skip_zero_latency=file.skip_zero_latency)
+        for key, profile in known.items():
             if key in profiles:
                 raise ConfigError(f"{path}: profiles: {key[0]!r} on {key[1]!r} stands in {name!r} and in one before it")
             profiles[key] = profile
@@ -107,6 +112,7 @@ def read_problem(path: Path | str) -> Problem:
             objective=check_one_of(file.objective, Objective, f"{path}: objective"),
             interference=read_interference(file.interference, f"{path}: interference", path.parent).predictor(profiles),
             applications=applications,
+            arrivals=check_one_of(file.arrivals, Arrivals, f"{path}: arrivals"),
         )
     except PlanError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -142,10 +148,14 @@ def _place(model: str, applications: Sequence[Application]) -> str:
     )
 
 
-def read_profiles_file(path: Path | str) -> dict[tuple[str, str], Profile]:
-    """Read profiles by (model, kind) from a CSV file. Raises ConfigError."""
+def read_profiles_file(path: Path | str, *, skip_zero_latency: bool = False) -> dict[tuple[str, str], Profile]:
+    """Read profiles by (model, kind) from a CSV file. Raises ConfigError.
+
+    skip_zero_latency: leave rows out whose latency is 0.
+    """
     path = Path(path)
-    return read_profiles(read_text(path).splitlines(keepends=True), str(path))
+    lines = read_text(path).splitlines(keepends=True)
+    return read_profiles(lines, str(path), skip_zero_latency=skip_zero_latency)
 
 
 def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) -> Model:
@@ -156,8 +166,10 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
         )
     if entry.slo is None and (entry.rate is not None or loosest == math.inf):
         raise ConfigError(f'{place}: {entry.name!r} has no slo; give it a target, such as "50ms"')
+    if entry.max_batch is not None and entry.max_batch < 1:
+        raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
     return Model(
-        name=entry.name,
+        name=parse_name(entry.name, f"{place}.name"),
         slo=loosest if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
         attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
         max_batch=entry.max_batch,
@@ -169,9 +181,12 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
 def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.price is not None and not 0 <= entry.price < float("inf"):
         raise ConfigError(f"{place}.price: {entry.price:g} must be finite and at least 0")
-    if not entry.kind or "/" in entry.kind:
-        raise ConfigError(f"{place}.kind: {entry.kind!r} must not be empty or contain '/'; rename it")
-    kind = Kind(name=entry.kind, count=entry.count, price=entry.price, max_partitions=entry.max_partitions)
+    if "/" in parse_name(entry.kind, f"{place}.kind"):
+        raise ConfigError(f"{place}.kind: {entry.kind!r} must not contain '/'; rename it")
+    if entry.max_partitions is not None and entry.max_partitions < 1:
+        raise ConfigError(f"{place}.max_partitions: {entry.max_partitions} must be at least 1")
+    count = parse_count(entry.count, f"{place}.count")
+    kind = Kind(name=entry.kind, count=count, price=entry.price, max_partitions=entry.max_partitions)
     if entry.geometry is not None:
         if entry.cuts is not None:
             raise ConfigError(f"{place}: a geometry defines the legal cuts; write one of `geometry` and `cuts`")

@@ -350,13 +350,11 @@ def _access(file: _SettingsFile, base: Path, place: str) -> AccessSettings:
 def _served(entry: _ServedEntry, place: str) -> ModelSettings:
     if entry.max_batch is not None and entry.max_batch < 1:
         raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
-    if entry.rate is not None and not 0 <= parse_rate(entry.rate, f"{place}.rate") < float("inf"):
-        raise ConfigError(f"{place}.rate: {entry.rate:g} requests/s must be finite and at least 0")
     return ModelSettings(
         name=entry.name,
         slo=None if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
         attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
-        rate=entry.rate,
+        rate=None if entry.rate is None else parse_rate(entry.rate, f"{place}.rate"),
         max_batch=entry.max_batch,
         max_queue_delay=None
         if entry.max_queue_delay is None

@@ -15,6 +15,8 @@ import msgspec
 from cotenant.core import units
 from cotenant.errors import ConfigError
 
+MOST_TARGET = 1e6  # seconds: eleven days
+MOST_DEVICES = 1_000_000
 LEAST_RATE, MOST_RATE = 1e-6, 1e7  # = requests/s: two in a month, and the capacity of some 100,000 GPUs
 
 
@@ -125,7 +127,25 @@ def parse_target(text: str | float, place: str) -> float:
     value = units.parse_seconds(str(text), place)
     if value <= 0:
         raise ConfigError(f"{place}: a target of {text!r} must lie above 0")
+    if value > MOST_TARGET:
+        raise ConfigError(f"{place}: a target of {text!r} is out of range; the longest is {MOST_TARGET:g} s")
     return value
+
+
+def parse_name(name: str, place: str) -> str:
+    """Check the name of a model, a kind or an application. Raises ConfigError."""
+    if not name:
+        raise ConfigError(f"{place}: is empty; give it a name")
+    if "\0" in name:
+        raise ConfigError(f"{place}: {name!r} contains a NUL character; rename it")
+    return name
+
+
+def parse_count(count: int | None, place: str) -> int | None:
+    """Check a number of devices; None: any number. Raises ConfigError."""
+    if count is not None and not 0 <= count <= MOST_DEVICES:
+        raise ConfigError(f"{place}: {count} devices; write 0 to {MOST_DEVICES}, or leave it out for any number")
+    return count
 
 
 def parse_priority(priority: int, place: str) -> int:
@@ -136,8 +156,10 @@ def parse_priority(priority: int, place: str) -> int:
 
 
 def parse_rate(rate: float, place: str) -> float:
-    """Parse requests/s within the range of planners; the caller checks whether it is a rate at all."""
-    if 0 < rate < LEAST_RATE or MOST_RATE < rate < math.inf:
+    """Check requests/s. Raises ConfigError for what is no rate, or outside of the range of planners."""
+    if not 0 <= rate < math.inf:
+        raise ConfigError(f"{place}: {rate:g} requests/s; a rate is finite and at least 0")
+    if 0 < rate < LEAST_RATE or rate > MOST_RATE:
         raise ConfigError(
             f"{place}: {rate:g} requests/s; what can be planned for is 0, and {LEAST_RATE:g} to {MOST_RATE:g}"
         )

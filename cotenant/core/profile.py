@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.units import parse_share as parse_share
+from cotenant.core.units import show_count
 from cotenant.errors import ConfigError
 
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
@@ -25,6 +26,7 @@ MIB = 1 << 20
 FEATURE_HINT = "; further columns are features of a point, in numbers"
 MAX_VALUE = 1e9  # seconds, and MiB
 MAX_BATCH = 1 << 16  # a curve has an entry for each batch up to it
+MAX_PROCS = 256  # workers of one model in one partition; MPS serves 48 clients, 60 on newer GPUs
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,11 +148,16 @@ def _slowed(profile: Profile, slowdown: float) -> Profile:
     return Profile(profile.model, profile.kind, points)
 
 
-def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Profile]:
+def read_profiles(
+    lines: Iterable[str], place: str, *, skip_zero_latency: bool = False
+) -> dict[tuple[str, str], Profile]:
     """Read profiles from the lines of a CSV file (docs/reference.md, "Profile").
+
+    skip_zero_latency: leave rows out whose latency is 0, which published profiles have for runs that failed.
 
     Raises ConfigError with `place` and the line.
     """
+    zeros: list[int] = []
     rows = csv_rows(lines, place)
     header = [column.strip() for column in next(rows, (1, []))[1]]
     missing = [column for column in REQUIRED if column not in header]
@@ -172,6 +179,8 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         for column in ("model", "kind"):
             if not cells[column]:
                 raise ConfigError(f"{place}:{line}: {column} is empty")
+            if "\0" in cells[column]:
+                raise ConfigError(f"{place}:{line}: {column} {cells[column]!r} contains a NUL character; rename it")
         name, kind = cells.pop("model"), cells.pop("kind")
         numbers = {
             column: parse_number(
@@ -188,11 +197,14 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
         memory = numbers.pop("memory_mib")
         if not 1 <= batch <= MAX_BATCH or batch != int(batch):
             raise ConfigError(f"{place}:{line}: batch {batch:g} is not a whole number from 1 to {MAX_BATCH}")
-        if procs < 1 or procs != int(procs):
-            raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number of at least 1")
+        if not 1 <= procs <= MAX_PROCS or procs != int(procs):
+            raise ConfigError(f"{place}:{line}: procs {procs:g} is not a whole number from 1 to {MAX_PROCS}")
         if max(latency, memory) > MAX_VALUE:
             raise ConfigError(f"{place}:{line}: a latency or memory above {MAX_VALUE:g} is out of range")
-        if latency <= 0:
+        if latency == 0:
+            zeros.append(line)
+            continue
+        if latency < 0:
             raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
         if memory < 0:
             raise ConfigError(f"{place}:{line}: memory_mib {memory:g} must not be negative")
@@ -211,6 +223,11 @@ def read_profiles(lines: Iterable[str], place: str) -> dict[tuple[str, str], Pro
                 f"{place}:{line}: {name} on {kind} at {point.share / 10:g} % and batch {point.batch} stands twice"
             )
         points[key] = point
+    if zeros and not skip_zero_latency:
+        raise ConfigError(
+            f"{place}:{zeros[0]}: latency_ms is 0 in {show_count(len(zeros), 'row')}, as of a run that failed; measure"
+            " again, remove them, or leave them out by `skip_zero_latency = true` in a problem"
+        )
     if not collected:
         raise ConfigError(f"{place}: no row below the header; a profile has at least one point")
     return {(name, kind): Profile(name, kind, points.values()) for (name, kind), points in collected.items()}

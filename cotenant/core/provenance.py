@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+Proof = Literal["optimal", "infeasible"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +55,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     planned for. headroom: by model, the multiple of its rate that was planned for, above 1, so that random arrivals
     keep its SLO. slo_factors: by model, the fraction of its target that was planned for, below 1, for the same reason.
     validation: None where the plan was not simulated. request_s: seconds of a processor that a request was counted to
-    take of the front end; None where nothing was. stage_s: processing time of the stages, in seconds.
+    take of the front end; None where nothing was. stage_s: processing time of the stages, in seconds. proven: that no
+    plan is better ("optimal", for evenly spaced requests), or that none serves all rates ("infeasible"); None where
+    neither was found out in the time.
     """
 
     source: str
@@ -61,3 +67,4 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     validation: Validation | None = None
     request_s: float | None = None
     stage_s: dict[str, float] = {}
+    proven: Proof | None = None

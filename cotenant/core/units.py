@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from cotenant.errors import ConfigError
 
 WHOLE = 1000  # one device, in thousandths
+SEVENTH_TOLERANCE = 0.005  # percent of a device by which a share may differ from sevenths, to two digits, and be them
 
 _LARGEST = 1e15  # in any unit: 30 million years, or more memory than exists; far from overflow
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]*)\s*")
@@ -60,9 +61,15 @@ def parse_fraction(text: str | float, place: str) -> float:
 
 
 def parse_share(percent: float, place: str) -> int:
-    """Convert a share in percent to thousandths: 12.5 → 125. Raises ConfigError outside 0.1 to 100 %."""
+    """Convert a share in percent to thousandths: 12.5 → 125. Raises ConfigError outside 0.1 to 100 %.
+
+    A seventh of a device is rounded down, as in core/mig.py, however many digits are written: 14.2857 and 14.29 → 142.
+    """
     if not (math.isfinite(percent) and 0 < percent <= 100):
         raise ConfigError(f"{place}: a share of {percent:g} % must lie above 0 and at most at 100")
+    sevenths = round(percent * 7 / 100)
+    if 0 < sevenths < 7 and abs(percent - sevenths * 100 / 7) < SEVENTH_TOLERANCE:
+        return WHOLE * sevenths // 7
     thousandths = round(percent * 10)
     if thousandths == 0:
         raise ConfigError(f"{place}: a share of {percent:g} % is below the smallest, 0.1 %")

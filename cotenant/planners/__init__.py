@@ -3,7 +3,7 @@ point of your own package (see registry.py)."""
 
 from __future__ import annotations
 
-from cotenant.planners.problem import Objective, Problem
+from cotenant.planners.problem import Arrivals, Objective, Problem
 from cotenant.planners.registry import PLANNERS, Planner, load_planner, planner_names
 
-__all__ = ["PLANNERS", "Objective", "Planner", "Problem", "load_planner", "planner_names"]
+__all__ = ["PLANNERS", "Arrivals", "Objective", "Planner", "Problem", "load_planner", "planner_names"]

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.core.provenance import Candidate, Provenance
+from cotenant.core.provenance import Candidate, Proof, Provenance
+
+PROOF_TOLERANCE = 1e-6  # relative, by which a plan may miss its bound and be optimal
 
 
 def objective_value(plan: Plan) -> float:
@@ -16,6 +18,17 @@ def objective_value(plan: Plan) -> float:
     if plan.objective == "rate":
         return plan.scale
     return float(plan.devices_used) if plan.cost_per_hour is None else plan.cost_per_hour
+
+
+def with_proof(plan: Plan, *, infeasible: bool = False) -> Plan:
+    """Return the plan with what its bound proves of it; infeasible: it is proven that no plan serves all rates."""
+    reached = plan.bound is not None and (
+        plan.scale >= plan.bound * (1 - PROOF_TOLERANCE)
+        if plan.objective == "rate"
+        else not plan.unserved and objective_value(plan) <= plan.bound * (1 + PROOF_TOLERANCE)
+    )
+    proven: Proof | None = "infeasible" if infeasible and plan.unserved else "optimal" if reached else None
+    return with_provenance(plan, proven=proven)
 
 
 def provenance_of(plan: Plan) -> Provenance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -18,6 +19,7 @@ from cotenant.planners.front_end import FrontEnd
 from cotenant.predictors import Interference, NoInterference
 
 Objective = Literal["devices", "rate"]
+Arrivals = Literal["poisson", "even"]
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,10 +28,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     rates: requests/s from outside, by model or application. objective: "devices" asks for the fewest devices (the least
     cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet can
     serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner may
-    search for a better plan. bounded: whether to spend time on proving a tight bound. applications: graphs of these
+    search for a better plan, by its own count of work; clock: seconds since some moment, by which it stops as well
+    (None: by the count alone). bounded: whether to spend time on proving a tight bound. applications: graphs of these
     models; planners never see any, since their targets are split over the models first. assumed: models and
     applications whose rate nobody knows; each gets one worker where that is possible. front_end: what requests cost
-    besides; None: nothing.
+    besides; None: nothing. arrivals: "poisson" leaves room for random arrivals and validates plans by simulation;
+    "even" plans for evenly spaced requests, as the papers' planners do.
     """
 
     models: tuple[Model, ...]
@@ -40,15 +44,19 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     interference: Interference = msgspec.field(default_factory=NoInterference)
     current: Plan | None = None
     time_limit: float = 1.0
+    clock: Callable[[], float] | None = None
     bounded: bool = True
     applications: tuple[Application, ...] = ()
     assumed: frozenset[str] = frozenset()
     front_end: FrontEnd | None = None
+    arrivals: Arrivals = "poisson"
 
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""
         if self.objective not in get_args(Objective):
             raise PlanError(f"unknown objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
+        if self.arrivals not in get_args(Arrivals):
+            raise PlanError(f"unknown arrivals {self.arrivals!r}; there are {' and '.join(get_args(Arrivals))}")
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
         for model in self.models:

@@ -10,12 +10,12 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.planners import Planner, Problem
 from cotenant.planners.applications import without_applications
-from cotenant.planners.candidates import with_provenance
+from cotenant.planners.candidates import provenance_of, with_proof, with_provenance
 from cotenant.planners.headroom import with_headroom
 from cotenant.planners.largest_rate import largest_scale
 from cotenant.planners.one_worker_each import one_worker_each
 from cotenant.planners.portfolio import PlannerChoice, choose_planner
-from cotenant.planners.scale_search import largest_accepted_scale, meets_slos
+from cotenant.planners.scale_search import is_sound, largest_accepted_scale, meets_slos
 from cotenant.planners.slo_budget import split_slo_budgets, with_slo_budget
 from cotenant.planning.front_end import plan_with_front_end
 from cotenant.planning.priority import keeps_priorities, plan_by_priority
@@ -37,6 +37,8 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     4. validate by simulation, and retry with tighter targets or lower rates where an SLO is missed;
     5. state a bound that holds for every split, and how the plan came about.
 
+    For evenly spaced requests (`arrivals`) stages 3 and 4 are left out: the planner's own plan serves them.
+
     Where the devices do not suffice for the rates, models of higher priority are served first. No more is planned than
     the front end can read, and what that takes of the processors is left to it.
 
@@ -47,14 +49,17 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     """
     begun = time.perf_counter()
     choice = choose_planner(planner, portfolio=portfolio)
+    problem = msgspec.structs.replace(problem, clock=problem.clock or time.perf_counter)
 
     def solve(asked: Problem) -> Plan:
         made = _solve(choice, asked, validate=validate)
         if asked.objective == "devices" and made.unserved and not keeps_priorities(made, asked):
-            return plan_by_priority(lambda part: _solve(choice, part, validate=validate), asked)
+            best = plan_by_priority(lambda part: _solve(choice, part, validate=validate), asked)
+            return with_provenance(best, proven=provenance_of(made).proven)
         return made
 
     made = solve(problem) if problem.front_end is None else plan_with_front_end(solve, problem, problem.front_end)
+    made = with_proof(made, infeasible=provenance_of(made).proven == "infeasible")
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
 
 
@@ -63,6 +68,12 @@ def _solve(choice: PlannerChoice, problem: Problem, *, validate: bool) -> Plan:
     with timer.stage("slo_budget"):
         split = split_slo_budgets(choice.plan, problem)
     asked = without_applications(problem, split)
+    if problem.arrivals == "even":
+        with timer.stage("candidates"):
+            even = _planned_for_even_arrivals(choice, asked)
+        with timer.stage("slo_budget"):
+            even = with_slo_budget(choice.plan, problem, even, split)
+        return with_provenance(even, stage_s=timer.rounded())
     validator = Validator(problem, split, timer)
     ask = timer.timed("candidates", choice.plan)
     with timer.stage("headroom"):
@@ -71,8 +82,14 @@ def _solve(choice: PlannerChoice, problem: Problem, *, validate: bool) -> Plan:
             made = _planned(choice, ask, problem, asked, validator, timer, validate=validate)
     with timer.stage("slo_budget"):
         made = with_slo_budget(choice.plan, problem, made, split)
-    stage_s = {stage: round(seconds, 6) for stage, seconds in timer.seconds.items()}
-    return with_provenance(made, validation=validator.record(made), stage_s=stage_s)
+    return with_provenance(made, validation=validator.record(made), stage_s=timer.rounded())
+
+
+def _planned_for_even_arrivals(choice: PlannerChoice, asked: Problem) -> Plan:
+    """Return the planner's own plan: for evenly spaced requests it needs no headroom."""
+    if asked.objective == "devices":
+        return with_provenance(choice.plan(asked))
+    return largest_scale(choice.plan, asked, accept=is_sound)
 
 
 def _one_worker_each(planner: str, asked: Problem, validator: Validator, *, validate: bool) -> Plan | None:

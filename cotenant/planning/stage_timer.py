@@ -40,6 +40,10 @@ class StageTimer:
 
         return call
 
+    def rounded(self) -> dict[str, float]:
+        """Return the seconds of each stage, to a microsecond."""
+        return {stage: round(seconds, 6) for stage, seconds in self.seconds.items()}
+
     def _count(self) -> None:
         now = self._clock()
         if self._running:

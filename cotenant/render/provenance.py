@@ -9,8 +9,9 @@ from rich.markup import escape
 from rich.text import Text
 
 from cotenant.core.plan import Plan
-from cotenant.core.provenance import Candidate, Validation
+from cotenant.core.provenance import Candidate, Proof, Validation
 from cotenant.core.units import show_count, show_names, show_rate, show_seconds
+from cotenant.planners.candidates import objective_value
 from cotenant.render.table import table
 
 STAGES = {
@@ -27,6 +28,7 @@ def provenance_view(plan: Plan) -> RenderableType:
     if provenance is None:
         return Text("why this plan: its file does not say how it came about")
     lines = [
+        _proof_line(plan, provenance.proven),
         *_factor_lines("headroom", "rate", provenance.headroom, plan),
         *_factor_lines("tightened", "target", provenance.slo_factors, plan),
         _validation_line(provenance.validation),
@@ -54,6 +56,21 @@ def _candidate_table(plan: Plan, candidates: tuple[Candidate, ...]) -> Renderabl
         outcome = escape(candidate.rejected or "chosen")
         rows.add_row(escape(candidate.source), f"{candidate.plans}", value, *left, outcome, style=style)
     return rows
+
+
+def _proof_line(plan: Plan, proven: Proof | None) -> str:
+    """Say what is proven of a plan, or how far it is from its bound."""
+    if proven == "optimal":
+        return "proven optimal for evenly spaced requests"
+    if plan.objective == "devices" and plan.unserved:
+        if proven == "infeasible":
+            return "unserved: proven, no plan of these devices serves all rates"
+        return "unserved: a plan that serves all rates was not found in the time, and none is ruled out"
+    if plan.bound is None:
+        return ""
+    value = objective_value(plan)
+    gap = abs(value / plan.bound - 1) if plan.bound else 0.0
+    return f"bound: {plan.bound:.4g} for evenly spaced requests; this plan is {gap:.2%} from it"
 
 
 def _factor_lines(label: str, of: str, factors: Mapping[str, float], plan: Plan) -> list[str]:

@@ -159,7 +159,9 @@ def test_read_profiles_keeps_further_columns_as_features() -> None:
         ("m,k,20,1,2,3\n", "p.csv:1: column 'model' is missing"),
         (HEADER + "m,k,20,1,inf,3\n", "p.csv:2: latency_ms: 'inf' is not a finite number"),
         (HEADER + "m,k,20,1,,3\n", "p.csv:2: latency_ms is empty"),
-        (HEADER + "m,k,20,1,0,3\n", "p.csv:2: latency_ms 0 must lie above 0"),
+        (HEADER + "m,k,20,1,0,3\nm,k,20,2,4,3\nm,k,20,4,0,3\n", "p.csv:2: latency_ms is 0 in 2 rows"),
+        (HEADER + "m,k,20,1,-1,3\n", "p.csv:2: latency_ms -1 must lie above 0"),
+        (HEADER + "m\0,k,20,1,1,3\n", "p.csv:2: model 'm\\x00' contains a NUL character"),
         (HEADER + "m,k,20,1.5,2,3\n", "p.csv:2: batch 1.5 is not a whole number from 1 to 65536"),
         (HEADER + "m,k,20,1e9,2,3\n", "p.csv:2: batch 1e+09 is not a whole number from 1 to 65536"),
         (HEADER + "m,k,20,1,2,-3\n", "p.csv:2: memory_mib -3 must not be negative"),
@@ -173,3 +175,16 @@ def test_read_profiles_keeps_further_columns_as_features() -> None:
 def test_read_profiles_of_invalid_rows_raises_config_error_with_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="^" + re.escape(message)):
         read_profiles(text.splitlines(), "p.csv")
+
+
+def test_read_profiles_on_request_leaves_out_rows_of_latency_0() -> None:
+    text = "model,kind,share_pct,batch,latency_ms,memory_mib\nm,k,20,1,2,3\nm,k,20,2,0,3\n"
+    profile = read_profiles(text.splitlines(), "p.csv", skip_zero_latency=True)["m", "k"]
+    assert [p.batch for p in profile.points] == [1]
+
+
+@pytest.mark.parametrize(("percent", "share"), [("14.2857", 142), ("14.29", 142), ("28.5714", 285), ("85.71", 857)])
+def test_read_profiles_counts_sevenths_as_mig_does(percent: str, share: int) -> None:
+    text = f"model,kind,share_pct,batch,latency_ms,memory_mib\nm,k,{percent},1,2,3\nm,k,14.3,2,3,3\n"
+    profile = read_profiles(text.splitlines(), "p.csv")["m", "k"]
+    assert sorted(p.share for p in profile.points) == sorted([share, 143])
