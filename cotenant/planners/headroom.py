@@ -17,6 +17,7 @@ from cotenant.planners.registry import Planner
 
 HEADROOM_STEP = 1.15  # factor on the planned rate, for each forecast that misses the SLO
 MAX_STEPS = 12
+REPLAN_STEPS = 4  # steps that may take the time limit together, where a plan is in force
 
 
 def with_headroom(planner: Planner, problem: Problem, candidate: Plan | None = None) -> Plan:
@@ -32,13 +33,16 @@ def with_headroom(planner: Planner, problem: Problem, candidate: Plan | None = N
     bound, carried = plan.bound, plan.rates()
     served = at_rates(problem, {name: min(rate, carried.get(name, 0.0)) for name, rate in problem.rates.items()})
     factors = dict.fromkeys(problem.rates, 1.0)
+    # A controller waits for the answer, and the plans for larger rates start from the one in force.
+    limit = problem.time_limit / (1 if problem.current is None else REPLAN_STEPS)
+    asked = msgspec.structs.replace(served, time_limit=limit)
     for _ in range(MAX_STEPS):
         plan = improve_plan(plan, served)
         missing = attainment_shortfall(plan, served)
         if not missing:
             break
         factors |= {name: factors[name] * HEADROOM_STEP for name in missing}
-        larger = planner(at_rates(problem, {name: rate * factors[name] for name, rate in served.rates.items()}))
+        larger = planner(at_rates(asked, {name: rate * factors[name] for name, rate in served.rates.items()}))
         if larger.unserved:
             break
         headroom = {name: round(factor, 6) for name, factor in factors.items() if factor > 1}

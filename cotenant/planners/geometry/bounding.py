@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_modes
@@ -38,6 +39,9 @@ MAX_CUT_MULTIPLIER = 40.0
 MIN_CUT_VIOLATION = 1e-3  # relative to the cut's right-hand side
 NEAR_ZERO = 1e-9  # prices and quantities that count as zero
 MAX_COLUMNS_PER_ROUND = 60
+SECONDS_PER_SOLVE = 5e-4  # of work, for one solution of the master program
+SECONDS_PER_PRICING = 3e-4  # of work, for the pricing of one slot
+SECONDS_PER_PRICED_OPTION = 1.5e-5  # and for each option of a model on it
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
@@ -62,9 +66,14 @@ class BoundSolver:
     """
 
     def __init__(
-        self, catalog: ModeCatalog, slots: Sequence[int], patterns: Sequence[CuttingPattern], modes: Sequence[Mode]
+        self,
+        catalog: ModeCatalog,
+        slots: Sequence[int],
+        patterns: Sequence[CuttingPattern],
+        modes: Sequence[Mode],
+        budget: WorkBudget,
     ) -> None:
-        self.catalog, self.slots, self.patterns = catalog, slots, patterns
+        self.catalog, self.slots, self.patterns, self.budget = catalog, slots, patterns, budget
         self.pool: list[Mode] = []
         self.rates = np.zeros((0, len(catalog.names)))  # requests/s of each mode of the pool, by model
         self.extend(modes)
@@ -126,7 +135,10 @@ class BoundSolver:
         best: BoundCertificate | None = None
         master = _MasterProgram(self, rates, counts)
         for _ in range(MAX_ROUNDS):
+            if not self.budget.left():
+                break
             master.solve()
+            self.budget.spend(SECONDS_PER_SOLVE)
             if master.value is None:
                 break
             fits_fleet = master.value <= 1.0
@@ -139,7 +151,11 @@ class BoundSolver:
             new_modes: list[Mode] = []
             slot_bounds = self._raised_to_slack(slot_prices, len(counts)) * (1 + REL_GAP) + NEAR_ZERO
             for s in self.slots:
+                if not self.budget.left():
+                    return best  # a certificate needs the value of every slot
                 slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]))
+                options = self.catalog.options.latency[s].size
+                self.budget.spend(SECONDS_PER_PRICING + SECONDS_PER_PRICED_OPTION * options)
                 new_modes += [mode for _, mode in priced]
             certificate = BoundCertificate(prices.total(), self._device_values(slot_bounds, len(counts)))
             best = max(best or certificate, certificate, key=lambda each: each.required_fraction(counts))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.planners.geometry.bounding import BoundSolver
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern, enumerate_patterns, most_valuable_pattern
 from cotenant.planners.geometry.device_assembly import current_devices
 from cotenant.planners.geometry.interference import least_slowdown_factors, slowdown_factors
@@ -21,7 +22,10 @@ from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve
 Array = NDArray[np.float64]
 
 MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
+MAX_MODELS_TO_TIGHTEN = 24  # models up to which the bound is tightened
 MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which time-shared partitions are too few to tighten the bound
+PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models
+BOUND_SHARE = 0.4  # of the time limit, for a bound tighter than the relaxation's
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
 
@@ -37,6 +41,7 @@ class PlanningContext:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self.budget = WorkBudget(problem)
         self.fleet = problem.fleet
         self.slots = partition_sizes(problem)
         requested = [name for name, rate in problem.rates.items() if rate > 0]
@@ -183,10 +188,12 @@ class PlanningContext:
     @cached_property
     def bound_solver(self) -> BoundSolver | None:
         """Return a solver for bounds tighter than the relaxation's; None where it would take too long."""
-        if len(self.names) > MAX_MODELS_FOR_PAIRS or self.planning_slots != self.usable_slots:
+        if len(self.names) > MAX_MODELS_TO_TIGHTEN or self.planning_slots != self.usable_slots:
             return None
-        modes = [*self.singles, *self.catalog.pair_frontiers(self.usable_slots)]
-        return BoundSolver(self.catalog, self.usable_slots, self.patterns, modes)
+        modes = list(self.singles)
+        if len(self.names) <= MAX_MODELS_FOR_PAIRS:
+            modes += self.catalog.pair_frontiers(self.usable_slots, self.budget.part(PAIRS_SHARE))
+        return BoundSolver(self.catalog, self.usable_slots, self.patterns, modes, self.budget.part(BOUND_SHARE))
 
     def proves_infeasible(self) -> bool:
         """Return whether the devices cannot serve the rates; with interference this is not a strict proof.
@@ -200,7 +207,11 @@ class PlanningContext:
             # The least slowdowns assume a co-located partition: one without may as well have the whole device.
             catalog = self._catalog(self.names, self.least_slowdowns)
             bound_solver = BoundSolver(
-                catalog, self.usable_slots, self.patterns, catalog.single_model_modes(low_memory=False)
+                catalog,
+                self.usable_slots,
+                self.patterns,
+                catalog.single_model_modes(low_memory=False),
+                self.budget.part(BOUND_SHARE),
             )
         return bound_solver.proves_infeasible(self.rates, self.counts)
 

@@ -132,6 +132,50 @@ def assemble_devices(
     return groups
 
 
+def pack_devices(
+    modes: Sequence[tuple[Mode, int]],
+    patterns: Sequence[tuple[CuttingPattern, int]],
+    memory_limits: Sequence[int | None],
+) -> list[tuple[int, tuple[Mode, ...]]]:
+    """Return devices, as kind and modes, that run the modes; those that fit the memory of none are left out.
+
+    Where partitions share memory, the modes that need most of it are placed first, each on the device where least is
+    left over (best fit decreasing).
+    """
+    limited = [each for each in patterns if memory_limits[each[0].kind] is not None]
+    slots = {s for pattern, _ in limited for s, _ in pattern.pieces}
+    free = [(each, Counter(dict(each.pieces))) for each, count in limited for _ in range(count)]
+    left = [float(memory_limits[pattern.kind] or 0) for pattern, _ in free]
+    placed: list[list[Mode]] = [[] for _ in free]
+    for mode in sorted(
+        (mode for mode, count in modes if mode.slot in slots for _ in range(count)), key=lambda mode: -mode.memory
+    ):
+        fitting = [n for n, (_, pieces) in enumerate(free) if pieces[mode.slot] and left[n] >= mode.memory]
+        if fitting:
+            n = min(fitting, key=left.__getitem__)
+            free[n][1][mode.slot] -= 1
+            left[n] -= mode.memory
+            placed[n].append(mode)
+    devices = [(pattern.kind, tuple(own)) for (pattern, _), own in zip(free, placed, strict=True) if own]
+    others = [(mode, count) for mode, count in modes if mode.slot not in slots]
+    rest = [each for each in patterns if memory_limits[each[0].kind] is None]
+    groups = assemble_devices(others, rest, memory_limits, [])
+    return devices + [(group.kind, group.modes) for group in groups for _ in group.ids]
+
+
+def number_devices(
+    devices: Sequence[tuple[int, int | None, Sequence[Mode]]], current: Sequence[CurrentDevice]
+) -> list[int]:
+    """Return the number of each device of (kind, number or None, modes): new ones get that of the current device with
+    most partitions in common, of those that are not kept, else a new number."""
+    kept = {(kind, number) for kind, number, _ in devices if number is not None}
+    free = [device for device in current if (device.kind, device.id) not in kept]
+    numbers = _DeviceNumbers(current)
+    return [
+        numbers.closest(kind, Counter(modes), free) if number is None else number for kind, number, modes in devices
+    ]
+
+
 class _DeviceNumbers:
     """Choose the numbers of assembled devices."""
 

@@ -1,112 +1,197 @@
-"""Plan large fleets: round the relaxation down, and let the integer program place the rest (program.py)."""
+"""Plan fleets of any size: dive to a cover of the demand (diving.py), solve integer programs over the most promising
+modes, and improve the best of these device by device (fleet_search.py).
+
+For the largest multiple of the rates, multiples are tried: one is reached where nothing stays unserved.
+"""
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Generator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cotenant.core.plan import Plan
-from cotenant.planners.geometry.context import MAX_MODELS_FOR_PAIRS, PlanningContext
-from cotenant.planners.geometry.cutting_patterns import CuttingPattern
-from cotenant.planners.geometry.device_assembly import assemble_devices
+from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.geometry.context import PlanningContext
+from cotenant.planners.geometry.covering import Fleet
+from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
+from cotenant.planners.geometry.diving import NEAR_ZERO, Cover, Diver
+from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
-from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve_milp
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
-from cotenant.planners.geometry.small_fleet import MAX_REPAIRS
+from cotenant.planners.geometry.small_fleet import MAX_REPAIRS, rescaled_current_plan
 
-Mix = tuple[list[tuple[Mode, int]], list[tuple[CuttingPattern, int]]]
+Array = NDArray[np.float64]
 
-MAX_MIXED_MODES = 100  # modes of several models in the program
-MIN_SOLVER_SECONDS = 0.05  # for the program when no time is left: some plan is needed
-
-
-class SolverBudget:
-    """Count the solver seconds left for all catalogs together, by the solver's own account."""
-
-    def __init__(self, seconds: float) -> None:
-        self.left = seconds
+UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved costs
+MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
+SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
+MAX_INTEGER_COLUMNS = 4000  # modes of one model up to which their integer program is solved as a whole
+MAX_ASSEMBLIES = 4
+PATIENCE = 12  # steps without improvement, and one more for each four devices
 
 
 def solve_large_fleet(
-    context: PlanningContext, catalog: ModeCatalog, budget: SolverBudget, *, maximize_scale: bool
+    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, *, maximize_scale: bool
 ) -> Generator[Plan, None, bool]:
-    """Yield plans from the program; where models come short, solve again with more demand for them.
+    """Yield plans; where models come short of what was planned under interference, plan again with more demand.
 
-    maximize_scale: solve for the largest multiple of the rates. Returns whether no model came short.
+    maximize_scale: plan for the largest multiple of the rates. Returns whether no model came short.
     """
     demand = context.rates.copy()
     for _ in range(MAX_REPAIRS):
-        mix = _solve_mix(context, catalog, context.instance(maximize_scale=maximize_scale, rates=demand), budget)
-        if mix is None:
-            return False
-        plan = fitted_plan(context, catalog, assemble_devices(*mix, context.memory_limits, context.current_devices))
-        yield plan
-        multipliers = demand_multipliers(context, plan)
+        multipliers = None
+        for devices in _covers(context, catalog, demand, budget, maximize_scale=maximize_scale):
+            plan = fitted_plan(context, catalog, _grouped(context, devices))
+            yield plan
+            multipliers = demand_multipliers(context, plan)
+            if multipliers is None:
+                break
         if multipliers is None:
             return True
-        if maximize_scale != context.maximize_scale:
+        if maximize_scale != context.maximize_scale or not context.problem.interference.interferes:
             return False
         demand *= multipliers
+        if not budget.left():
+            break
     return False
 
 
-def _solve_mix(
-    context: PlanningContext, catalog: ModeCatalog, instance: MilpInstance, budget: SolverBudget
-) -> Mix | None:
-    """Return modes and patterns with how many of each; None where the instance is infeasible."""
+def _covers(
+    context: PlanningContext, catalog: ModeCatalog, demand: Array, budget: WorkBudget, *, maximize_scale: bool
+) -> Generator[list[PlacedDevice], None, None]:
+    """Yield devices that serve the demand, or its largest multiple: changed from the current plan, and made anew."""
     singles = context.planning_modes(catalog)
-    relaxation = context.solve_relaxation(instance, singles)
+    if maximize_scale:
+        yield _largest_scale(context, catalog, singles, demand, budget)
+        return
+    penalties = UNSERVED_PENALTY * max(context.prices) / demand
+    fleet = _fleet(context, context.prices, penalties)
+    diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
+    search = FleetSearch(diver, singles, demand, budget)
+    least = context.relaxation.value if context.relaxation is not None else 0.0
+    if context.current_devices:
+        start = _completed(context, catalog, diver, demand)
+        yield search.improve(start, least=least, patience=_patience(start) // 4)
+    dive = diver.cover(demand)
+    starts = [_assembled(context, diver, dive.cover, demand)]
+    if len(singles) <= MAX_INTEGER_COLUMNS:
+        # One model on each partition: a small program, whose plans are often hard to beat.
+        starts.append(
+            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.5), demand)
+        )
+    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
+    start = min(starts, key=search.cost)
+    yield search.improve(start, least=least, patience=_patience(start))
+
+
+def _patience(devices: Sequence[PlacedDevice]) -> int:
+    return PATIENCE + len(devices) // 4
+
+
+def _fleet(context: PlanningContext, prices: Sequence[float], penalties: Array) -> Fleet:
+    kinds = {context.slots[s].kind for s in context.planning_slots}
+    patterns = [pattern for pattern in context.patterns if pattern.kind in kinds]
+    return Fleet(context.slots, patterns, context.counts, prices, context.memory_limits, penalties)
+
+
+def _dived(context: PlanningContext, diver: Diver, demand: Array) -> list[PlacedDevice]:
+    """Return devices that cover the demand, made anew."""
+    return _assembled(context, diver, diver.cover(demand).cover, demand)
+
+
+def _assembled(context: PlanningContext, diver: Diver, cover: Cover | None, demand: Array) -> list[PlacedDevice]:
+    """Return the devices of a cover, with further ones for modes whose memory did not fit together."""
+    devices: list[PlacedDevice] = []
+    for _ in range(MAX_ASSEMBLIES):
+        if cover is None:
+            break
+        packed = pack_devices(cover.modes, cover.patterns, context.memory_limits)
+        devices += [PlacedDevice(kind, None, modes) for kind, modes in packed]
+        if not any(context.memory_limits):
+            break
+        left = demand - _served(devices, len(demand))
+        left = np.where(left <= NEAR_ZERO * demand, 0.0, left)
+        if not left.any():
+            break
+        cover = _without(diver, Counter(device.kind for device in devices)).cover(left).cover
+    return devices
+
+
+def _completed(context: PlanningContext, catalog: ModeCatalog, diver: Diver, demand: Array) -> list[PlacedDevice]:
+    """Return the devices of the current plan, with further ones for what they do not serve."""
+    modes = rescaled_current_plan(context, catalog)
+    kept = [
+        PlacedDevice(device.kind, device.id, own)
+        for device in context.current_devices
+        if (own := tuple(modes[partition] for partition in device.partitions if partition in modes))
+    ]
+    left = demand - _served(kept, len(demand))
+    left = np.where(left <= NEAR_ZERO * demand, 0.0, left)
+    if not left.any():
+        return kept
+    used = Counter(device.kind for device in kept)
+    rest = _without(diver, used)
+    return [*kept, *_dived(context, rest, left)]
+
+
+def _without(diver: Diver, used: Counter[int]) -> Diver:
+    """Return a diver for the devices that are left."""
+    fleet = diver.fleet
+    counts = [count - used[k] for k, count in enumerate(fleet.counts)]
+    fleet = Fleet(fleet.slots, fleet.patterns, counts, fleet.prices, fleet.memory_limits, fleet.penalties)
+    return Diver(fleet, diver.catalog, diver.singles, diver.slots, diver.budget)
+
+
+def _largest_scale(
+    context: PlanningContext, catalog: ModeCatalog, singles: Sequence[Mode], demand: Array, budget: WorkBudget
+) -> list[PlacedDevice]:
+    """Return devices that serve the largest multiple of the demand that was found."""
+    relaxation = context.solve_relaxation(context.instance(maximize_scale=True, rates=demand), singles)
     if relaxation is None:
-        return None
-    chosen = _promising_modes(context, catalog, instance, singles, relaxation)
-    partitions = [each for device in context.current_devices for each in device.partitions]
-    current = {(partition.slot, partition.models) for partition in partitions}
-    # All but one of each column's whole number in the relaxation are fixed.
-    columns: list[Mode | CuttingPattern] = [*singles, *context.patterns]
-    numbers = zip(columns, [*relaxation.modes, *relaxation.patterns], strict=True)
-    solution, seconds_used = solve_milp(
-        instance,
-        context.slots,
-        context.patterns,
-        chosen,
-        demand=instance.rates * (relaxation.value if instance.maximize_scale else 1.0),
-        preferred=[n for n, mode in enumerate(chosen) if (mode.slot, mode.models) in current],
-        max_preferred=1 + len(partitions),
-        lower_bounds={column: max(0, math.floor(n + 1e-6) - 1) for column, n in numbers},
-        gap=1e-3,
-        nodes=200,
-        seconds=max(budget.left, MIN_SOLVER_SECONDS),
-    )
-    budget.left -= seconds_used
-    if solution is None:
-        return None
-    return (
-        [(mode, int(n)) for mode, n in zip(chosen, solution.modes, strict=True) if n > 0],
-        [(pattern, int(n)) for pattern, n in zip(context.patterns, solution.patterns, strict=True) if n > 0],
-    )
+        return []
+    # As where the rates are to be served at the least cost: what the devices do not hold stays unserved.
+    fleet = _fleet(context, context.prices, UNSERVED_PENALTY * max(context.prices) / demand)
+    best: list[PlacedDevice] = []
+    low, high, multiple = 0.0, relaxation.value, relaxation.value * 0.98
+    for _ in range(MAX_SCALE_TRIALS):
+        diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
+        devices = _dived(context, diver, demand * multiple)
+        reached = float((_served(devices, len(demand)) / demand).min())
+        if reached > low or not best:
+            best, low = devices, max(low, reached)
+        if reached < multiple:
+            high = multiple
+        multiple = (low + 2 * high) / 3
+        if multiple < low * SCALE_STEP or not budget.left():
+            break
+    while budget.left() and low * SCALE_STEP <= relaxation.value:
+        target = demand * low * SCALE_STEP
+        diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
+        search = FleetSearch(diver, singles, target, budget)
+        devices = search.improve(best, least=0.0, patience=_patience(best))
+        reached = float((_served(devices, len(demand)) / demand).min())
+        if reached <= low:
+            break
+        best, low = devices, reached
+    return best
 
 
-def _promising_modes(
-    context: PlanningContext,
-    catalog: ModeCatalog,
-    instance: MilpInstance,
-    singles: Sequence[Mode],
-    relaxation: MilpSolution,
-) -> list[Mode]:
-    """Return the single-model modes of small reduced cost in the relaxation, and the best modes of several models."""
+def _served(devices: Sequence[PlacedDevice], models: int) -> Array:
+    served = np.zeros(models)
+    for device in devices:
+        for mode in device.modes:
+            for i, rate in zip(mode.models, mode.rates, strict=True):
+                served[i] += rate
+    return served
 
-    def value_to_price(mode: Mode) -> float:
-        value = sum(relaxation.demand_duals[i] * rate for i, rate in zip(mode.models, mode.rates, strict=True))
-        price = float(relaxation.slot_duals[mode.slot])
-        return value / price if price > 0 else 1.0
 
-    near_optimal = [mode for mode in singles if value_to_price(mode) >= 0.9]
-    rest_demand = instance.rates * (relaxation.value if instance.maximize_scale else 1.0)
-    for mode, n in zip(singles, relaxation.modes, strict=True):
-        rest_demand[mode.models[0]] -= math.floor(n + 1e-6) * mode.rates[0]
-    several = catalog.knapsack_modes(context.planning_slots, relaxation.demand_duals, np.maximum(rest_demand, 0.0))
-    if len(context.names) <= MAX_MODELS_FOR_PAIRS:
-        several += catalog.pair_modes(context.planning_slots)
-    return near_optimal + sorted(several, key=value_to_price, reverse=True)[:MAX_MIXED_MODES]
+def _grouped(context: PlanningContext, devices: Sequence[PlacedDevice]) -> list[DeviceGroup]:
+    """Return groups of equal devices with their numbers."""
+    ids = number_devices([(device.kind, device.id, device.modes) for device in devices], context.current_devices)
+    groups: dict[tuple[int, tuple[Mode, ...]], list[int]] = {}
+    for device, number in zip(devices, ids, strict=True):
+        groups.setdefault((device.kind, device.modes), []).append(number)
+    return [DeviceGroup(kind, modes, tuple(numbers)) for (kind, modes), numbers in groups.items() if modes]

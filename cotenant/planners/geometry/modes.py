@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from itertools import combinations, islice
 
 import msgspec
@@ -26,20 +25,16 @@ from numpy.typing import NDArray
 from cotenant.core import mig
 from cotenant.core.model import Kind
 from cotenant.planners import Problem
-from cotenant.planners.capacity import (
-    ROUNDING_TOLERANCE,
-    RoundShare,
-    footprint,
-    latency_curve,
-    max_throughput_batch,
-    smallest_batches,
-)
+from cotenant.planners.capacity import ROUNDING_TOLERANCE, RoundShare, max_throughput_batch, smallest_batches
+from cotenant.planners.geometry.batch_options import Choice, batch_options
+from cotenant.planners.geometry.budget import WorkBudget
 
 Array = NDArray[np.float64]
 
-DIRECTIONS = 12  # ratios of a pair's rates for which the extreme mode is kept
 ROUND_LENGTHS = 8  # round lengths tried for larger sets
 MAX_LARGE_SETS = 400  # combinations of slot and three or more models that are tried
+SECONDS_PER_PAIR = 1e-4  # of work, for the modes of two models on a slot
+SECONDS_PER_PAIR_OF_OPTIONS = 6e-8  # and for each two options of them
 MIN_RATE_RATIO = 1.01  # modes of a pair whose rates differ by a smaller factor count as one
 
 
@@ -72,8 +67,7 @@ class Mode(msgspec.Struct, frozen=True):
 class ModeCatalog:
     """Enumerate modes of the models in `names`. slowdowns[s, i]: a factor on the latencies of model i on slot s.
 
-    latency[s, v, b - 1]: seconds of a batch of b on slot s, where variant v is a model (`owner[v]`) with a number of
-    workers (`procs[v]`); inf where not profiled or too large for the memory.
+    options: what the models may run on each slot (`BatchOptions`).
     """
 
     def __init__(
@@ -83,112 +77,83 @@ class ModeCatalog:
         self.names = tuple(names)
         self.slots = tuple(slots)
         self.slo = np.array([problem.model(name).slo for name in names])
-        variants = [(i, n) for i, name in enumerate(names) for n in _procs(problem, name)]
-        self.owner = np.array([i for i, _ in variants], dtype=np.int64)
-        self.procs = np.array([n for _, n in variants], dtype=np.int64)
-        max_batch = max((_max_batch(problem, name) for name in names), default=1)
-        self.latency = np.full((len(slots), len(variants), max_batch), math.inf)
-        self.memory = np.zeros((len(problem.fleet), len(variants), max_batch))
-        for k, kind in enumerate(problem.fleet):
-            for v, (i, n) in enumerate(variants):
-                self.memory[k, v] = [n * footprint(problem, kind.name, names[i], b + 1) for b in range(max_batch)]
-        for s, slot in enumerate(slots):
-            kind = problem.fleet[slot.kind]
-            for v, (i, n) in enumerate(variants):
-                curve = latency_curve(problem, names[i], kind.name, slot.share, n)
-                self.latency[s, v, : len(curve)] = curve
-                self.latency[s, v] *= slowdowns[s, i]
-            self.latency[s][self.memory[slot.kind] > slot.memory] = math.inf
+        self.options, self._fastest = batch_options(
+            problem, names, [(slot.kind, slot.share, slot.memory) for slot in slots], slowdowns
+        )
+        self._slowdowns = slowdowns
+        self._frontiers: dict[tuple[int, int, int], list[Mode]] = {}
 
     def single_model_modes(self, *, low_memory: bool) -> list[Mode]:
         """Return for each slot and model the mode of highest rate; low_memory: also those that need less memory."""
-        batch = np.arange(1, self.latency.shape[2] + 1)
         modes = []
-        for s, slot in enumerate(self.slots):
-            meets_slo = 2 * self.latency[s] <= self.slo[self.owner][:, None]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                rates = np.where(meets_slo, self.procs[:, None] * batch / self.latency[s], 0.0)
-            for i in range(len(self.names)):
-                options = [
-                    Mode(
-                        s,
-                        (i,),
-                        (float(rates[v, b]),),
-                        (int(b) + 1,),
-                        (int(self.procs[v]),),
-                        int(self.memory[slot.kind, v, b]),
-                    )
-                    for v in np.flatnonzero(self.owner == i)
-                    for b in (np.flatnonzero(meets_slo[v]) if low_memory else [int(rates[v].argmax())])
-                    if rates[v, b] > 0
-                ]
-                modes += _memory_efficient(options)[: None if low_memory else 1]
+        for (s, i), fastest in self._fastest.items():
+            if not low_memory:
+                modes.append(_single(s, i, fastest))
+                continue
+            options = self.options
+            alone = np.flatnonzero(2 * options.latency[s, i] <= self.slo[i]).tolist()
+            modes += _memory_efficient(
+                [_single(s, i, fastest), *(_single(s, i, options.choice(s, i, n)) for n in alone)]
+            )
         return modes
 
-    def pair_modes(self, slots: Iterable[int]) -> list[Mode]:
-        """Return modes of every two models: for each of some ratios of their rates, the extreme one."""
-        return [
-            mode
-            for s in slots
-            for a, b in combinations(range(len(self.owner)), 2)
-            if self.owner[a] != self.owner[b]
-            for mode in self._extreme_pair_modes(s, a, b)
-        ]
+    def pair_frontiers(self, slots: Iterable[int], budget: WorkBudget | None = None) -> list[Mode]:
+        """Return the Pareto-optimal modes of every two models on some slots, up to a factor of `MIN_RATE_RATIO`.
 
-    def _extreme_pair_modes(self, s: int, a: int, b: int) -> list[Mode]:
-        x, y, memory, batches = self._feasible_pairs(s, a, b)
-        if not len(x):
-            return []
-        models = int(self.owner[a]), int(self.owner[b])
-        procs = int(self.procs[a]), int(self.procs[b])
-        angles = np.linspace(0.0, math.pi / 2, DIRECTIONS)
-        most_x, most_y = float(x.max()), float(y.max())
-        directions = np.stack([np.cos(angles) / most_x, np.sin(angles) / most_y])
-        projections = directions.T @ np.stack([x, y])
-        extreme = projections.argmax(axis=1)
-        return [
-            Mode(s, models, (float(x[n]), float(y[n])), batches[n], procs, int(memory[n]))
-            for n in dict.fromkeys(extreme.tolist())
-        ]
-
-    def _feasible_pairs(self, s: int, a: int, b: int) -> tuple[Array, Array, Array, list[tuple[int, int]]]:
-        """Return all batch pairs that meet both targets: the rates of either model, bytes, and batches."""
-        kind = self.slots[s].kind
-        latency_a, latency_b = self.latency[s, a][:, None], self.latency[s, b][None, :]
-        round_length = latency_a + latency_b
-        memory = self.memory[kind, a][:, None] + self.memory[kind, b][None, :]
-        fits = (round_length + latency_a <= self.slo[self.owner[a]]) & (
-            round_length + latency_b <= self.slo[self.owner[b]]
-        )
-        fits &= memory <= self.slots[s].memory
-        rows, columns = np.nonzero(fits)
-        round_length = round_length[rows, columns]
-        return (
-            self.procs[a] * (rows + 1) / round_length,
-            self.procs[b] * (columns + 1) / round_length,
-            memory[rows, columns],
-            list(zip((rows + 1).tolist(), (columns + 1).tolist(), strict=True)),
-        )
-
-    def pair_frontiers(self, slots: Iterable[int]) -> list[Mode]:
-        """Return the Pareto-optimal modes of every two models on some slots, up to a factor of `MIN_RATE_RATIO`."""
-        curves = [[tuple(row[np.isfinite(row)].tolist()) for row in variants] for variants in self.latency]
-        modes = []
+        budget: of work; where it runs out, pairs are left out.
+        """
+        modes: list[Mode] = []
         for s in slots:
-            kind, memory_limit = self.slots[s].kind, self.slots[s].memory
-            for a, b in combinations(range(len(self.owner)), 2):
-                curve_a, curve_b = curves[s][a], curves[s][b]
-                if self.owner[a] == self.owner[b] or not curve_a or not curve_b:
-                    continue
-                models = int(self.owner[a]), int(self.owner[b])
-                procs = int(self.procs[a]), int(self.procs[b])
-                for x, y, batches in _pair_frontier(
-                    curve_a, curve_b, float(self.slo[models[0]]), float(self.slo[models[1]])
-                ):
-                    memory = self.memory[kind, a, batches[0] - 1] + self.memory[kind, b, batches[1] - 1]
-                    if memory <= memory_limit:
-                        modes.append(Mode(s, models, (procs[0] * x, procs[1] * y), batches, procs, int(memory)))
+            for a, b in combinations(range(len(self.names)), 2):
+                if budget is not None and (s, a, b) not in self._frontiers:
+                    if not budget.left():
+                        return modes
+                    budget.spend(SECONDS_PER_PAIR + SECONDS_PER_PAIR_OF_OPTIONS * self.options.latency.shape[2] ** 2)
+                modes += self.pair_frontier(s, a, b)
         return modes
+
+    def pair_frontier(self, s: int, a: int, b: int) -> list[Mode]:
+        """Return the Pareto-optimal modes of two models on a slot, up to a factor of `MIN_RATE_RATIO`; each is made
+        once."""
+        if (s, a, b) not in self._frontiers:
+            self._frontiers[s, a, b] = self._pair_frontier(s, a, b)
+        return self._frontiers[s, a, b]
+
+    def _pair_frontier(self, s: int, a: int, b: int) -> list[Mode]:
+        options = self.options
+        depth_a, depth_b = (int((2 * options.latency[s, i] <= self.slo[i]).sum()) for i in (a, b))
+        if not depth_a or not depth_b:
+            return []
+        latency_a, latency_b = options.latency[s, a, :depth_a, None], options.latency[s, b, None, :depth_b]
+        length = latency_a + latency_b
+        fits = (length + latency_a <= self.slo[a]) & (length + latency_b <= self.slo[b])
+        fits &= options.memory[s, a, :depth_a, None] + options.memory[s, b, None, :depth_b] <= self.slots[s].memory
+        rows_a, rows_b = np.nonzero(fits)
+        length = length[rows_a, rows_b]
+        x, y = options.rows[s, a, rows_a] / length, options.rows[s, b, rows_b] / length
+        # From the most of the first model to the most of the second.
+        order = np.lexsort((-y, -x))
+        sorted_y = y[order]
+        before = np.concatenate([[0.0], np.maximum.accumulate(sorted_y)[:-1]]) if len(order) else sorted_y
+        frontier, largest_y = [], 0.0
+        for n in order[sorted_y > before].tolist():
+            if y[n] > largest_y * MIN_RATE_RATIO:
+                largest_y = float(y[n])
+                frontier.append(self.mode(s, ((a, int(rows_a[n])), (b, int(rows_b[n])))))
+        return frontier
+
+    def mode(self, s: int, chosen: Iterable[tuple[int, int]]) -> Mode:
+        """Return the mode of some models with one option each, as (model, index of the option)."""
+        options, ordered = self.options, sorted(chosen)
+        length = math.fsum(float(options.latency[s, i, n]) for i, n in ordered)
+        return Mode(
+            s,
+            tuple(i for i, _ in ordered),
+            tuple(float(options.rows[s, i, n]) / length for i, n in ordered),
+            tuple(int(options.batch[s, i, n]) for i, n in ordered),
+            tuple(int(options.procs[s, i, n]) for i, n in ordered),
+            int(sum(options.memory[s, i, n] for i, n in ordered)),
+        )
 
     def proportional_modes(self, slots: Sequence[int], rates: Array) -> list[Mode]:
         """Return modes of three or more models, in proportion to their rates, and with each in turn doubled.
@@ -212,77 +177,62 @@ class ModeCatalog:
                 modes[mode] = None
         return list(modes)
 
-    def knapsack_modes(self, slots: Iterable[int], value: Array, demand: Array) -> list[Mode]:
+    def knapsack_modes(
+        self, slots: Iterable[int], value: Array, demand: Array, price: Array | None = None
+    ) -> list[Mode]:
         """Return valuable modes of any number of models, at `value` for each request/s up to `demand`.
 
-        A greedy knapsack for each of several round lengths: models in order of value per second, each once the first.
+        A greedy knapsack for each of several round lengths: models in order of value per second fill one round after
+        the other, so that each model is in some mode. price: of each slot; only modes worth more are returned.
         """
         modes: dict[Mode, None] = {}
         for s in slots:
-            slot = self.slots[s]
-            shortest = self.latency[s, :, 0].min(initial=math.inf)
-            if not shortest < self.slo.max(initial=0.0):
+            shortest, longest = self.options.latency[s, :, 0].min(initial=math.inf), self.slo.max(initial=0.0)
+            if not shortest < longest:
                 continue
-            for length in np.geomspace(shortest, self.slo.max(), ROUND_LENGTHS):
-                fits = self.latency[s] <= np.minimum(self.slo[self.owner] - length, length)[:, None]
-                useful_rows = np.ceil(demand[self.owner] * length / self.procs)
-                batch = np.minimum(fits.sum(axis=1), np.minimum(useful_rows, self.latency.shape[2])).astype(np.int64)
-                usable = np.flatnonzero(batch)
-                if len(usable) < 2:
-                    continue
-                rates = np.minimum(self.procs[usable] * batch[usable] / length, demand[self.owner[usable]])
-                value_per_s = value[self.owner[usable]] * rates / self.latency[s, usable, batch[usable] - 1]
-                order = usable[np.argsort(-value_per_s, kind="stable")]
-                for first in order:
-                    mode = self._fill_round(s, slot, [first, *order[order != first]], batch, float(length))
-                    if mode is not None:
-                        modes[mode] = None
+            for length in np.geomspace(shortest, longest, ROUND_LENGTHS):
+                least = 0.0 if price is None else float(price[s])
+                for mode in self._rounds_of(s, float(length), value, demand, least):
+                    modes[mode] = None
         return list(modes)
 
-    def _fill_round(
-        self, s: int, slot: PartitionSize, order: Sequence[int], batch: NDArray[np.int64], length: float
-    ) -> Mode | None:
-        time_left = length
-        memory_left = float(slot.memory)
-        chosen: list[tuple[int, int, int]] = []
-        placed: set[int] = set()
-        for v in order:
-            i = int(self.owner[v])
-            if i in placed:
+    def _rounds_of(self, s: int, length: float, value: Array, demand: Array, least: float) -> list[Mode]:
+        """Return modes of rounds of about a length that are worth more than `least`: each model is in at most one."""
+        options = self.options
+        fits = options.latency[s] <= np.minimum(self.slo - length, length)[:, None]
+        enough = options.rows[s] >= demand[:, None] * length * (1 - ROUNDING_TOLERANCE)
+        # The first option that serves the demand, else the last that fits.
+        last = fits.sum(axis=1) - 1
+        first = np.where(enough.any(axis=1), enough.argmax(axis=1), options.latency.shape[2])
+        chosen = np.minimum(first, last)
+        usable = np.flatnonzero((chosen >= 0) & (demand > 0) & (value > 0))
+        if not len(usable):
+            return []
+        took = options.latency[s, usable, chosen[usable]]
+        memory = options.memory[s, usable, chosen[usable]]
+        worth = value[usable] * np.minimum(options.rows[s, usable, chosen[usable]] / length, demand[usable])
+        order = np.argsort(-worth / took, kind="stable")
+        took, memory, worth, usable = took[order], memory[order], worth[order], usable[order]
+        modes = []
+        left = np.ones(len(usable), dtype=bool)
+        for start in range(len(usable)):
+            if not left[start]:
                 continue
-            largest = int(np.searchsorted(self.latency[s, v, : batch[v]], time_left, side="right"))
-            if largest == 0 or self.memory[slot.kind, v, largest - 1] > memory_left:
-                continue
-            placed.add(i)
-            chosen.append((i, int(v), largest))
-            time_left -= float(self.latency[s, v, largest - 1])
-            memory_left -= float(self.memory[slot.kind, v, largest - 1])
-        if len(chosen) < 2:
-            return None
-        chosen.sort()
-        round_length = sum(float(self.latency[s, v, b - 1]) for _, v, b in chosen)
-        return Mode(
-            s,
-            tuple(i for i, _, _ in chosen),
-            tuple(float(self.procs[v]) * b / round_length for _, v, b in chosen),
-            tuple(b for _, _, b in chosen),
-            tuple(int(self.procs[v]) for _, v, _ in chosen),
-            int(sum(self.memory[slot.kind, v, b - 1] for _, v, b in chosen)),
-        )
-
-    def _variants(self, models: Sequence[int], procs: Sequence[int]) -> list[int]:
-        pairs = zip(models, procs, strict=True)
-        return [int(v) for i, n in pairs for v in np.flatnonzero((self.owner == i) & (self.procs == n))]
+            if worth[start] / took[start] * length <= least:
+                break
+            members = _greedy_fill(start, left, took, memory, length, float(self.slots[s].memory))
+            left[members] = False
+            if len(members) > 1 and worth[members].sum() > least:
+                modes.append(self.mode(s, [(int(usable[m]), int(chosen[usable[m]])) for m in members]))
+        return modes
 
     def proportional_mode(
         self, s: int, models: tuple[int, ...], rates: Sequence[float], procs: tuple[int, ...]
     ) -> Mode | None:
         """Return the mode with the largest multiple of some rates, to a thousandth; None where no mode is feasible."""
-        variants = self._variants(models, procs)
-        if len(variants) < len(models):
-            return None
-        curves = [tuple(self.latency[s, v][np.isfinite(self.latency[s, v])].tolist()) for v in variants]
-
+        slot = self.slots[s]
+        choices = [self._choice(s, i, n) for i, n in zip(models, procs, strict=True)]
+        curves = [choice.curve for choice in choices]
         solo_rates = [
             max_throughput_batch(curve, float(self.slo[i]))[1] for i, curve in zip(models, curves, strict=True)
         ]
@@ -308,32 +258,42 @@ class ModeCatalog:
         if best is None:
             return None
         round_length = sum(curve[b - 1] for curve, b in zip(curves, best, strict=True))
-        kind = self.slots[s].kind
-        memory = sum(int(self.memory[kind, v, b - 1]) for v, b in zip(variants, best, strict=True))
-        if memory > self.slots[s].memory:
+        memory = sum(choice.memory[b - 1] for choice, b in zip(choices, best, strict=True))
+        if memory > slot.memory:
             return None
         return Mode(
             s, models, tuple(n * b / round_length for n, b in zip(procs, best, strict=True)), tuple(best), procs, memory
         )
 
+    def _choice(self, s: int, i: int, procs: int) -> Choice:
+        slot = self.slots[s]
+        return Choice.of(
+            self.problem, self.names[i], (slot.kind, slot.share, slot.memory), procs, float(self._slowdowns[s, i])
+        )
 
-@lru_cache(maxsize=8192)
-def _pair_frontier(
-    curve_a: tuple[float, ...], curve_b: tuple[float, ...], slo_a: float, slo_b: float
-) -> list[tuple[float, float, tuple[int, int]]]:
-    """Return Pareto-optimal (rate, rate, batches) of two models, one worker each. curves: seconds of batches 1, 2, …"""
-    round_length = np.array(curve_a)[:, None] + np.array(curve_b)[None, :]
-    fits = (round_length + np.array(curve_a)[:, None] <= slo_a) & (round_length + np.array(curve_b)[None, :] <= slo_b)
-    rows, columns = np.nonzero(fits)
-    round_length = round_length[rows, columns]
-    x, y = (rows + 1) / round_length, (columns + 1) / round_length
-    frontier = []
-    largest_y = 0.0
-    for n in np.lexsort((-y, -x)):
-        if y[n] > largest_y * MIN_RATE_RATIO:
-            largest_y = float(y[n])
-            frontier.append((float(x[n]), largest_y, (int(rows[n]) + 1, int(columns[n]) + 1)))
-    return frontier
+
+def _single(s: int, i: int, choice: tuple[float, int, int, int]) -> Mode:
+    rate, batch, procs, memory = choice
+    return Mode(s, (i,), (rate,), (batch,), (procs,), memory)
+
+
+def _greedy_fill(
+    start: int, left: NDArray[np.bool_], took: Array, memory: Array, length: float, memory_left: float
+) -> list[int]:
+    """Return who fills a round: `start`, then the next ones that are left and fit its length and memory."""
+    members, time_left = [start], length - float(took[start])
+    memory_left -= float(memory[start])
+    at = start + 1
+    while at < len(took):
+        fitting = np.flatnonzero(left[at:] & (took[at:] <= time_left) & (memory[at:] <= memory_left))
+        if not len(fitting):
+            break
+        at += int(fitting[0])
+        members.append(at)
+        time_left -= float(took[at])
+        memory_left -= float(memory[at])
+        at += 1
+    return members
 
 
 def partition_sizes(problem: Problem) -> list[PartitionSize]:
@@ -351,19 +311,6 @@ def _sizes(kind: Kind) -> list[tuple[int, int]]:
     return [
         (instance.share, instance.memory) for instance in mig.instances(kind.geometry) if instance.share in kind.cuts
     ]
-
-
-def _procs(problem: Problem, name: str) -> list[int]:
-    """Return the numbers of concurrent workers with which a model was profiled, on any kind."""
-    profiles = [problem.profile(name, kind.name) for kind in problem.fleet]
-    return sorted({point.procs for profile in profiles if profile is not None for point in profile.points})
-
-
-def _max_batch(problem: Problem, name: str) -> int:
-    """Return the largest batch of a model on any kind."""
-    profiles = [problem.profile(name, kind.name) for kind in problem.fleet]
-    largest = max((profile.max_batch for profile in profiles if profile is not None), default=0)
-    return min(largest, problem.model(name).max_batch or largest)
 
 
 def _memory_efficient(modes: Sequence[Mode]) -> list[Mode]:

@@ -65,10 +65,10 @@ class DualPrices(msgspec.Struct, frozen=True):
 class _Rounds(msgspec.Struct):
     """Hold the n intervals of round lengths on one slot.
 
-    length[n]: upper end in seconds. latency[v, b - 1]: seconds of a batch. value[n, v, b - 1]: an upper bound on what
-    the batch earns. useful[n, v, b - 1]: the batch fits, and may earn more than one row less. order: models in the
-    order in which they are added. most[n, i], most_per_s[n, i]: upper bounds on what model i can add, in all and for
-    each second of the round.
+    length[n]: upper end in seconds. latency[i, b]: seconds of option b of model i (`BatchOptions`). value[n, i, b]: an
+    upper bound on what it earns. useful[n, i, b]: the option fits, and may earn more than the one before. order: models
+    in the order in which they are added. most[n, i], most_per_s[n, i]: upper bounds on what model i can add, in all and
+    for each second of the round.
     """
 
     length: Array
@@ -83,16 +83,16 @@ class _Rounds(msgspec.Struct):
 class _States(msgspec.Struct):
     """Hold partly filled rounds.
 
-    round: index of the interval; left: seconds; value: so far; batches[·, v]: by variant.
+    round: index of the interval; left: seconds; value: so far; chosen[·, i]: 1 + the option of each model; 0: none.
     """
 
     round: IntArray
     left: Array
     value: Array
-    batches: IntArray
+    chosen: IntArray
 
     def select(self, indices: IntArray) -> _States:
-        return _States(self.round[indices], self.left[indices], self.value[indices], self.batches[indices])
+        return _States(self.round[indices], self.left[indices], self.value[indices], self.chosen[indices])
 
 
 def price_modes(
@@ -106,11 +106,11 @@ def price_modes(
     if rounds is None:
         return threshold, []
     count = len(rounds.length)
-    empty = np.zeros((count, len(catalog.owner)), dtype=np.int64)
+    empty = np.zeros((count, len(catalog.names)), dtype=np.int64)
     states = _States(np.arange(count), rounds.length.copy(), np.zeros(count), empty)
     bound = threshold
     for level, i in enumerate(rounds.order):
-        states = _branch(rounds, states, np.flatnonzero(catalog.owner == i))
+        states = _branch(rounds, states, i)
         most = states.value + _fractional_knapsack(rounds, rounds.order[level + 1 :], states)
         open_states = np.flatnonzero(most > threshold)
         if len(open_states) > BEAM_WIDTH:
@@ -118,21 +118,21 @@ def price_modes(
             bound = max(bound, float(most[open_states[BEAM_WIDTH]]))
             open_states = open_states[:BEAM_WIDTH]
         states = states.select(open_states)
-    modes = _modes(catalog, s, states.batches, prices, threshold)
+    modes = _modes(catalog, s, states.chosen, prices, threshold)
     return max([bound, *(value for value, _ in modes)]), [each for each in modes if _fits_memory(catalog, each[1])]
 
 
 def _latest(catalog: ModeCatalog) -> Array:
-    """Return the latency target of each variant, with slack for planners that sum the same round in another order."""
-    latest: Array = catalog.slo[catalog.owner] * (1 + ROUNDING_TOLERANCE)
+    """Return the latency target of each model, with slack for planners that sum the same round in another order."""
+    latest: Array = catalog.slo * (1 + ROUNDING_TOLERANCE)
     return latest
 
 
 def _rounds(catalog: ModeCatalog, s: int, prices: DualPrices) -> _Rounds | None:
-    latest = _latest(catalog)
+    latest, options = _latest(catalog), catalog.options
     # A round is no shorter than any of its batches.
-    depth = int((2 * catalog.latency[s] <= latest[:, None]).sum(axis=1).max())
-    latency = catalog.latency[s, :, :depth]
+    depth = int((2 * options.latency[s] <= latest[:, None]).sum(axis=1).max())
+    latency, rows, rows_below = (each[s, :, :depth] for each in (options.latency, options.rows, options.rows_below))
     if not depth:
         return None
     shortest, longest = float(latency[:, 0].min()), float((latest - latency[:, 0]).max())
@@ -140,37 +140,32 @@ def _rounds(catalog: ModeCatalog, s: int, prices: DualPrices) -> _Rounds | None:
     lower = shortest * np.power(1 + ROUND_LENGTH_STEP, np.arange(count))
     upper = np.multiply(lower, 1 + ROUND_LENGTH_STEP)
     fits = latency <= np.minimum(latest - lower[:, None], upper[:, None])[:, :, None]
-    rows = np.arange(1, latency.shape[1] + 1)
+    fewer = np.concatenate([np.zeros((len(rows), 1)), rows[:, :-1]], axis=1)
     value, value_of_fewer = np.zeros(fits.shape), np.zeros(fits.shape)
-    for v, i in enumerate(catalog.owner.tolist()):
-        value[:, v] = prices.value(i, catalog.procs[v] * rows / lower[:, None])
-        # At least: one row less may earn less in the round that it is really in than in the interval's shortest.
-        value_of_fewer[:, v] = prices.value(i, catalog.procs[v] * (rows - 1) / upper[:, None])
+    for i in range(len(catalog.names)):
+        value[:, i] = prices.value(i, rows_below[i] / lower[:, None])
+        # At least: fewer rows may earn less in the round that they are really in than in the interval's shortest.
+        value_of_fewer[:, i] = prices.value(i, fewer[i] / upper[:, None])
     value[~fits] = 0.0
     useful = value > value_of_fewer
-    per_s = np.where(useful, value / latency, 0.0).max(axis=2)
-    variants = [catalog.owner == i for i in range(len(catalog.names))]
-    most_per_s = np.stack([per_s[:, own].max(axis=1) for own in variants], axis=1)
-    most = np.stack([value[:, own].max(axis=(1, 2)) for own in variants], axis=1)
+    most_per_s = np.where(useful, value / latency, 0.0).max(axis=2)
+    most = value.max(axis=2)
     order = np.argsort(-most_per_s.mean(axis=0), kind="stable").tolist()
     return _Rounds(upper, latency, value, useful, order, most, most_per_s)
 
 
-def _branch(rounds: _Rounds, states: _States, variants: IntArray) -> _States:
-    """Return the states without one more model, and with each of its batches."""
-    branches = [states]
-    for v in variants.tolist():
-        parent, b = np.nonzero(rounds.useful[states.round, v] & (rounds.latency[v] <= states.left[:, None]))
-        child = states.select(parent)
-        child.left -= rounds.latency[v, b]
-        child.value += rounds.value[child.round, v, b]
-        child.batches[:, v] = b + 1
-        branches.append(child)
+def _branch(rounds: _Rounds, states: _States, i: int) -> _States:
+    """Return the states without one more model, and with each of its options."""
+    parent, b = np.nonzero(rounds.useful[states.round, i] & (rounds.latency[i] <= states.left[:, None]))
+    child = states.select(parent)
+    child.left -= rounds.latency[i, b]
+    child.value += rounds.value[child.round, i, b]
+    child.chosen[:, i] = b + 1
     return _States(
-        np.concatenate([each.round for each in branches]),
-        np.concatenate([each.left for each in branches]),
-        np.concatenate([each.value for each in branches]),
-        np.concatenate([each.batches for each in branches]),
+        np.concatenate([states.round, child.round]),
+        np.concatenate([states.left, child.left]),
+        np.concatenate([states.value, child.value]),
+        np.concatenate([states.chosen, child.chosen]),
     )
 
 
@@ -189,32 +184,22 @@ def _fractional_knapsack(rounds: _Rounds, later: Sequence[int], states: _States)
 
 
 def _modes(
-    catalog: ModeCatalog, s: int, batches: IntArray, prices: DualPrices, threshold: float
+    catalog: ModeCatalog, s: int, chosen: IntArray, prices: DualPrices, threshold: float
 ) -> list[tuple[float, Mode]]:
-    """Return the best modes with these batches that meet their targets and are really worth more than the threshold."""
-    present = batches > 0
-    latency = catalog.latency[s, np.arange(len(catalog.owner)), np.maximum(batches - 1, 0)]
-    latency = np.where(present, latency, 0.0)
+    """Return the best modes of these options that meet their targets and are really worth more than the threshold."""
+    present = chosen > 0
+    indices = np.arange(len(catalog.names)), np.maximum(chosen - 1, 0)
+    latency = np.where(present, catalog.options.latency[s][indices], 0.0)
     length = latency.sum(axis=1)
-    rates = catalog.procs * batches / np.maximum(length, TINY)[:, None]
-    value = np.zeros(len(batches))
-    for v, i in enumerate(catalog.owner.tolist()):
-        value += prices.value(i, rates[:, v])
+    rates = np.where(present, catalog.options.rows[s][indices], 0.0) / np.maximum(length, TINY)[:, None]
+    value = np.zeros(len(chosen))
+    for i in range(len(catalog.names)):
+        value += prices.value(i, rates[:, i])
     feasible = (~present | (length[:, None] + latency <= _latest(catalog))).all(axis=1) & (value > threshold)
-    modes = []
-    for n in _best_of_each_set(present, np.where(feasible, value, -math.inf)):
-        own = np.flatnonzero(present[n])
-        own = own[np.argsort(catalog.owner[own])]
-        mode = Mode(
-            s,
-            tuple(catalog.owner[own].tolist()),
-            tuple(rates[n, own].tolist()),
-            tuple(batches[n, own].tolist()),
-            tuple(catalog.procs[own].tolist()),
-            int(catalog.memory[catalog.slots[s].kind, own, batches[n, own] - 1].sum()),
-        )
-        modes.append((float(value[n]), mode))
-    return modes
+    return [
+        (float(value[n]), catalog.mode(s, [(int(i), int(chosen[n, i]) - 1) for i in np.flatnonzero(present[n])]))
+        for n in _best_of_each_set(present, np.where(feasible, value, -math.inf))
+    ]
 
 
 def _best_of_each_set(present: NDArray[np.bool_], value: Array) -> list[int]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
@@ -24,6 +25,10 @@ TARGET_RATIO = 1.002  # multiple to search for, over the best so far
 EVEN_PRICE_FRACTION = 0.05  # fraction of all prices that is spread evenly, so that no model is too cheap to be served
 SCATTERED_STEP_PROBABILITY = 0.5  # probability of a step that empties partitions anywhere rather than whole devices
 KEEP_PROBABILITY = 0.75  # probability of each partition to be kept in such a step
+STEPS_BETWEEN_LOOKS = 20  # at the budget
+SECONDS_PER_STEP = 1.5e-4  # of work
+SECONDS_PER_STEP_AND_ENTRY = 6e-9  # and for each model and mode of the largest slot
+MAX_SCATTERED = 12.0  # partitions emptied in such a step, on average
 
 
 class DeviceState(msgspec.Struct):
@@ -51,6 +56,8 @@ class ModePool:
                 served[list(mode.models), n] = mode.rates
             self.served[s] = served / rates[:, None]
             self.memory[s] = np.array([float(mode.memory) for mode in own])
+        largest = max((served.size for served in self.served.values()), default=0)
+        self.seconds_per_step = SECONDS_PER_STEP + SECONDS_PER_STEP_AND_ENTRY * largest
         self.index = {mode: n for own in self.modes.values() for n, mode in enumerate(own)}
 
     def with_demand(self, factors: Array) -> ModePool:
@@ -69,11 +76,13 @@ def ruin_and_recreate(
     *,
     target_scale: float,
     steps: int,
-) -> tuple[float, list[DeviceState], int]:
-    """Search for the largest multiple of the rates; return it, its devices, and the steps taken.
+    budget: WorkBudget,
+) -> tuple[float, list[DeviceState]]:
+    """Search for the largest multiple of the rates; return it and its devices.
 
     devices: to begin with; those without pieces are filled first. patterns: for each kind, the pieces of each pattern.
-    prices: of each model's rate. target_scale: the multiple at which the search stops. steps: at most.
+    prices: of each model's rate. target_scale: the multiple at which the search stops. steps: at most, as far as the
+    budget allows.
     """
     state = _FleetState(
         devices, pool, patterns, memory_limits, prices / (prices.sum() or 1.0) + EVEN_PRICE_FRACTION / len(prices)
@@ -89,16 +98,20 @@ def ruin_and_recreate(
                 state.fill_best_pattern(d)
         if state.scale() > best:
             best, best_state = state.scale(), state.copy()
-        if best > state.target / 2:
+        if best > state.target / 2 or not budget.left():
             break
     state.restore(best_state)
-    if any(device.pieces for device in devices) and _repair(state, rng, target_scale, steps // 4):
-        return state.scale(), state.devices, steps // 4
+    if any(device.pieces for device in devices) and _repair(state, rng, target_scale, steps // 4, budget):
+        return state.scale(), state.devices
     state.target = min(target_scale, best * TARGET_RATIO) or target_scale / 8
     shortfall = state.shortfall()
     steps_taken = 0
+    seconds = pool.seconds_per_step
     while steps_taken < steps and best < target_scale * (1 - 1e-9):
+        if steps_taken % STEPS_BETWEEN_LOOKS == 0 and not budget.left():
+            break
         steps_taken += 1
+        budget.spend(seconds)
         if best <= 0 and steps_taken % (1 + steps // 10) == 0:
             state.target /= 2
             shortfall = state.shortfall()
@@ -114,14 +127,17 @@ def ruin_and_recreate(
             state.target = min(target_scale, best * TARGET_RATIO)
             shortfall = state.shortfall()
     state.restore(best_state)
-    return best, state.devices, steps_taken
+    return best, state.devices
 
 
-def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, tries: int) -> bool:
+def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, tries: int, budget: WorkBudget) -> bool:
     """Try to reach the target by changing a few partitions, the fewest first; restore the state where that fails."""
     before = state.copy()
     state.target = target_scale
     for n in range(tries):
+        if n % STEPS_BETWEEN_LOOKS == 0 and not budget.left():
+            break
+        budget.spend(state.pool.seconds_per_step)
         partitions = [(d, p) for d, device in enumerate(state.devices) for p in range(len(device.modes))]
         chosen = [partitions[k] for k in rng.permutation(len(partitions))[: 1 + 4 * n // tries].tolist()]
         for d, p in chosen:
@@ -137,12 +153,9 @@ def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]
     """Empty some partitions and return them in the order in which to refill them."""
     count = len(state.devices)
     if rng.random() < SCATTERED_STEP_PROBABILITY:
-        emptied = [
-            (d, p)
-            for d, device in enumerate(state.devices)
-            for p in range(len(device.modes))
-            if rng.random() >= KEEP_PROBABILITY
-        ]
+        partitions = [(d, p) for d, device in enumerate(state.devices) for p in range(len(device.modes))]
+        probability = min(1 - KEEP_PROBABILITY, MAX_SCATTERED / max(1, len(partitions)))
+        emptied = [partitions[n] for n in np.flatnonzero(rng.random(len(partitions)) < probability).tolist()]
     else:
         emptied = []
         for d in rng.permutation(count)[: int(rng.integers(1, 3))].tolist():

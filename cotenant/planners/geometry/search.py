@@ -11,20 +11,25 @@ import msgspec
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Candidate, Provenance
 from cotenant.planners import Problem
-from cotenant.planners.candidates import objective_value, provenance_of
+from cotenant.planners.candidates import objective_value, provenance_of, with_proof
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.competitors import ALONE, Competitors
 from cotenant.planners.geometry.context import MAX_DEVICES_TO_TIGHTEN, PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup
-from cotenant.planners.geometry.large_fleet import SolverBudget, solve_large_fleet
+from cotenant.planners.geometry.large_fleet import solve_large_fleet
+from cotenant.planners.geometry.modes import ModeCatalog
 from cotenant.planners.geometry.rate_fitting import fitted_plan, plan_from_devices, served_fractions
 from cotenant.planners.geometry.small_fleet import (
     MAX_SMALL_FLEET,
-    SearchBudget,
     rescaled_current_plan,
     solve_small_fleet,
 )
 
 MAX_BISECTIONS = 6
+SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic": 4e-5}  # that they take, for each two models
+COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
+MIN_SECONDS = 0.01
+PROGRAM_SHARE = 0.4  # of the time that is left, for the integer programs; ruin and recreate gets the rest
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
@@ -54,7 +59,17 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
                 break
     if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN:
         _raise_scale(context, incumbent, limit, competitors)
-    return msgspec.structs.replace(incumbent.plan, bound=limit, provenance=incumbent.provenance())
+    plan = msgspec.structs.replace(incumbent.plan, bound=limit, provenance=incumbent.provenance())
+    return plan if plan.provenance is None else with_proof(plan, infeasible=_proves_infeasible(context, plan))
+
+
+def _proves_infeasible(context: PlanningContext, plan: Plan) -> bool:
+    """Return whether it is proven that no plan serves all rates, where this one does not."""
+    if not plan.unserved or context.maximize_scale:
+        return False
+    if context.has_unservable or context.relaxation is None:
+        return True
+    return not context.problem.interference.interferes and context.proves_infeasible()
 
 
 def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True) -> Plan | None:
@@ -129,13 +144,18 @@ def _raise_scale(context: PlanningContext, incumbent: Incumbent, limit: float, c
     low, high = max(0.0, incumbent.plan.scale), limit
     exact = len(context.catalogs) == 1
     for n in range(MAX_BISECTIONS):
+        if not context.budget.left():
+            break
         # Without interference competitors rarely do better: one try is enough.
         multiple = (low + high) / 2
         if n == 0:
             multiple = low * 1.001 if exact else min(max(1.0, low * 1.001), high)
         rates = {name: rate * multiple for name, rate in problem.rates.items()}
         scaled_problem = msgspec.structs.replace(
-            problem, rates=rates, objective="devices", time_limit=problem.time_limit / MAX_BISECTIONS
+            problem,
+            rates=rates,
+            objective="devices",
+            time_limit=max(context.budget.left(), MIN_SECONDS) / MAX_BISECTIONS,
         )
         if exact:
             plans = (planner(scaled_problem) for planner in competitors.quick.values())
@@ -159,11 +179,14 @@ def _candidates(
     first: accept any plan that serves the rates. thorough: use the full time limit.
     """
     problem = context.problem
-    search_budget, solver_budget = SearchBudget(problem.time_limit), SolverBudget(problem.time_limit)
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
     quick = (
-        list(competitors.quick.items())
-        if context.names and not context.maximize_scale and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN
+        [
+            (name, planner)
+            for name, planner in competitors.quick.items()
+            if _competitor_seconds(context, name) <= COMPETITORS_SHARE * problem.time_limit
+        ]
+        if not context.maximize_scale
         else []
     )
     if context.names and context.current_devices:
@@ -183,23 +206,37 @@ def _candidates(
         if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
     for n, catalog in enumerate(context.catalogs):
-        done = small and (
-            yield from _with_source(RUIN_RECREATE, solve_small_fleet(context, catalog, search_budget, first=first))
-        )
-        if n == 0 and not first:
+        budget = context.budget.part(1 / (len(context.catalogs) - n))
+        # On one device integer programs find nothing that ruin and recreate does not.
+        if not small or not (first or context.maximize_scale or sum(context.counts) <= 1):
+            yield from _integer_programs(context, catalog, budget.part(PROGRAM_SHARE if small else 1.0), first=first)
+        if small:
+            yield from _with_source(RUIN_RECREATE, solve_small_fleet(context, catalog, budget, first=first))
+        if n == 0 and not first and context.names:
+            context.budget.spend(sum(_competitor_seconds(context, name) for name, _ in quick))
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
-        if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
-            continue  # on one device the program finds nothing that ruin and recreate does not, and takes as long
-        all_served = context.relaxation is not None and (
-            yield from _with_source(
-                PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=context.maximize_scale)
-            )
-        )
-        if not all_served and not context.maximize_scale and not first:
-            yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, solver_budget, maximize_scale=True))
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
         yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
+
+
+def _integer_programs(
+    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, *, first: bool
+) -> Generator[tuple[str, Plan], None, None]:
+    """Yield plans for the rates and, where not all are served and some plan is wanted, for equal parts of them."""
+    served = context.relaxation is not None and (
+        yield from _with_source(
+            PROGRAM, solve_large_fleet(context, catalog, budget, maximize_scale=context.maximize_scale)
+        )
+    )
+    if not served and not context.maximize_scale and not first and (context.relaxation is None or budget.left()):
+        yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, budget, maximize_scale=True))
+
+
+def _competitor_seconds(context: PlanningContext, name: str) -> float:
+    """Return about how long a quick planner takes: the heuristics of the papers try every model with every other."""
+    pairs = len(context.names) ** 2
+    return pairs * SECONDS_PER_COMPETITOR.get(name, max(SECONDS_PER_COMPETITOR.values()))
 
 
 def _with_source(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[str, Plan], None, bool]:

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from cotenant.core.plan import Plan
-from cotenant.planners.geometry.context import MAX_MODELS_FOR_PAIRS, PlanningContext
+from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.geometry.context import MAX_MODELS_FOR_PAIRS, PAIRS_SHARE, PlanningContext
 from cotenant.planners.geometry.device_assembly import CurrentPartition, DeviceGroup
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.program import MilpSolution
@@ -19,22 +20,13 @@ from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin
 MAX_SMALL_FLEET = 16  # devices up to which fleets are planned by ruin and recreate
 MAX_MODELS_FOR_SETS = 5  # models up to which modes of three or more are enumerated
 STEPS_PER_SECOND = 4500  # ruin-and-recreate steps for each second of the time limit
-BUDGET_ROUNDS = 3  # total steps, in multiples of those
 MAX_REPAIRS = 4  # searches for one fleet, each with more demand for the models that came short
 MAX_FLEET_CHOICES = 20_000  # fleets of mixed kinds to consider
 MAX_FLEETS = 6  # number of those to try
 
 
-class SearchBudget:
-    """Count the steps left for all catalogs together. seconds: the problem's time limit."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.steps = round(STEPS_PER_SECOND * seconds * BUDGET_ROUNDS)
-
-
 def solve_small_fleet(
-    context: PlanningContext, catalog: ModeCatalog, budget: SearchBudget, *, first: bool
+    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, *, first: bool
 ) -> Generator[Plan, None, bool]:
     """Yield plans found by ruin and recreate, cheapest fleets first. Returns whether the last one serves the rates.
 
@@ -55,31 +47,32 @@ def solve_small_fleet(
     ]
     full_fleet = _full_fleet(context)
     # With several kinds more fleets are tried, each with fewer steps.
-    share = budget.seconds / min(2, len(context.fleet))
+    most_steps = round(STEPS_PER_SECOND * context.problem.time_limit / min(2, len(context.fleet)))
     for fleet in _fleets(context, catalog, first=first):
         devices = _initial_devices(context, [k for k in fleet if pieces[k]], pool)
         demand_factors = np.ones(len(context.names))
         for _ in range(MAX_REPAIRS):
-            steps = min(budget.steps, round(STEPS_PER_SECOND * share))
-            scale_reached, devices, taken = ruin_and_recreate(
+            scale_reached, devices = ruin_and_recreate(
                 devices,
                 pool.with_demand(demand_factors),
                 pieces,
                 context.memory_limits,
                 prices,
                 target_scale=target_scale,
-                steps=steps,
+                steps=most_steps,
+                budget=budget,
             )
-            budget.steps -= taken
             plan = fitted_plan(context, catalog, _device_groups(devices))
             yield plan
             multipliers = demand_multipliers(context, plan)
-            if multipliers is None or (not context.maximize_scale and scale_reached < 1 - 1e-9):
+            if multipliers is None or (not context.maximize_scale and scale_reached < 1 - 1e-9) or not budget.left():
                 break
             demand_factors *= multipliers
         if not context.maximize_scale and multipliers is None:
             # With the full fleet no choice between kinds was made.
             return len(context.fleet) == 1 or fleet != full_fleet
+        if not budget.left():
+            break
     return False
 
 
@@ -122,7 +115,11 @@ def _fleets(context: PlanningContext, catalog: ModeCatalog, *, first: bool) -> I
 def _pool_modes(context: PlanningContext, catalog: ModeCatalog, relaxation: MilpSolution) -> list[Mode]:
     """Return all modes of one and of two models, the best of more, and those of the current plan."""
     demand = context.rates * (relaxation.value if context.maximize_scale else 1.0)
-    pair_modes = catalog.pair_frontiers(context.planning_slots) if len(context.names) <= MAX_MODELS_FOR_PAIRS else []
+    pair_modes = (
+        catalog.pair_frontiers(context.planning_slots, context.budget.part(PAIRS_SHARE))
+        if len(context.names) <= MAX_MODELS_FOR_PAIRS
+        else []
+    )
     several = (
         catalog.proportional_modes(context.planning_slots, context.rates)
         if len(context.names) <= MAX_MODELS_FOR_SETS

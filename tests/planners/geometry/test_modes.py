@@ -93,18 +93,18 @@ def test_pair_modes_of_any_problem_are_pareto_optimal(seed: int, memory: int) ->
     problem = random_problem(seed, memory)
     catalog = make_catalog(problem)
     every = range(len(catalog.slots))
-    inner, frontier = catalog.pair_modes(every), catalog.pair_frontiers(every)
+    frontier = catalog.pair_frontiers(every)
     for (s, slot), (a, b) in product(enumerate(catalog.slots), combinations(range(3), 2)):
         feasible = {
             (mode.batches, mode.procs): msgspec.structs.replace(mode, slot=s)
             for mode in feasible_modes(problem, slot, [a, b])
         }
-        for mode in (mode for mode in (*inner, *frontier) if (mode.slot, mode.models) == (s, (a, b))):
+        for mode in (mode for mode in frontier if (mode.slot, mode.models) == (s, (a, b))):
             real = feasible[mode.batches, mode.procs]
             assert mode.rates == pytest.approx(real.rates)
             assert mode.memory == real.memory
         if memory < 1 << 40:
-            continue  # the frontier ignores memory; its modes that fit need not be Pareto-optimal
+            continue  # Pareto-optimal modes that do not fit are left out
         own = [mode.rates for mode in frontier if (mode.slot, mode.models) == (s, (a, b))]
         for x, y in (mode.rates for mode in feasible.values()):
             assert any(p >= x * (1 - 1e-9) and q >= y / MIN_RATE_RATIO * (1 - 1e-9) for p, q in own)
@@ -159,7 +159,7 @@ def test_mode_catalog_with_slowdowns_multiplies_latencies() -> None:
     problem = random_problem(1)
     plain = make_catalog(problem)
     slowed = ModeCatalog(problem, plain.names, plain.slots, np.full((3, 3), 1.5))
-    assert slowed.latency == pytest.approx(plain.latency * 1.5)
+    assert slowed.options.latency == pytest.approx(plain.options.latency * 1.5)
 
 
 def test_partition_sizes_of_plain_and_mig_kinds_are_shares_or_instances() -> None:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.planners import Problem
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.modes import Mode
 from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin_and_recreate
 
@@ -33,8 +35,15 @@ def search(
     steps: int = 300,
 ) -> tuple[float, list[DeviceState]]:
     prices = np.ones(len(rates)) / len(rates)
-    served, devices, _ = ruin_and_recreate(
-        start, ModePool(modes, np.array(rates)), WAYS, [memory_limit], prices, target_scale=target_scale, steps=steps
+    served, devices = ruin_and_recreate(
+        start,
+        ModePool(modes, np.array(rates)),
+        WAYS,
+        [memory_limit],
+        prices,
+        target_scale=target_scale,
+        steps=steps,
+        budget=WorkBudget(Problem(models=(), rates={}, fleet=(), profiles={}, time_limit=60.0)),
     )
     return served, devices
 

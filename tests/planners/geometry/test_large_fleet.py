@@ -1,0 +1,162 @@
+"""Compare plans of mixed, priced fleets with a small integer program that puts one model on each partition."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.planner_problems import Recipe, one_model_each, problem
+from cotenant.core.model import Kind, Model
+from cotenant.core.profile import Point, Profile
+from cotenant.planners import Problem, geometry
+from cotenant.planners.check import check
+from cotenant.planners.geometry.budget import COUNTED, WorkBudget
+from cotenant.planners.geometry.bundles import Bundler
+from cotenant.planners.geometry.context import PlanningContext
+from cotenant.planners.geometry.covering import memory_parts
+from cotenant.planners.geometry.modes import Mode
+
+# On MIG devices the simple program counts legal layouts; elsewhere only that shares add up, which may not pack.
+RECIPES = [
+    (Recipe(seed=11, models=4, devices=60, kinds=2, geometry="all", load=0.5), 1.0),
+    (Recipe(seed=12, models=8, devices=30, kinds=2, geometry="all", load=0.5), 1.0),
+    (Recipe(seed=14, models=10, devices=60, kinds=2, geometry="none", load=0.6), 1.005),
+]
+
+
+@pytest.mark.parametrize(("recipe", "allowed"), RECIPES, ids=[str(recipe.seed) for recipe, _ in RECIPES])
+def test_plan_of_mixed_fleet_costs_no_more_than_one_model_a_partition(recipe: Recipe, allowed: float) -> None:
+    asked = msgspec.structs.replace(problem(recipe), time_limit=2.0)
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == []
+    assert plan.unserved == {}
+    assert plan.cost_per_hour is not None and plan.bound is not None
+    assert plan.bound <= plan.cost_per_hour * (1 + 1e-9)
+    simple = one_model_each(asked, 10.0)
+    assert simple.cost is not None
+    assert plan.cost_per_hour <= simple.cost * allowed * (1 + 3e-4)
+
+
+def test_plan_of_many_models_serves_all_within_few_percent_of_the_bound() -> None:
+    asked = msgspec.structs.replace(problem(Recipe(seed=15, models=40, devices=200, load=0.6)), time_limit=0.5)
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == []
+    assert plan.unserved == {}
+    assert plan.cost_per_hour is not None and plan.bound is not None
+    assert plan.cost_per_hour <= 1.06 * plan.bound
+
+
+def test_plan_under_a_memory_limit_serves_all() -> None:
+    """Twelve models whose workers fill devices of 12 GiB before time does."""
+    recipe = Recipe(seed=16, models=12, devices=24, kinds=2, geometry="none", memory=12, load=0.3)
+    asked = msgspec.structs.replace(problem(recipe), time_limit=0.5)
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == []
+    assert plan.unserved == {}
+
+
+def test_plan_of_large_fleet_is_the_same_in_every_run() -> None:
+    asked = msgspec.structs.replace(problem(RECIPES[2][0]), time_limit=0.5)
+    assert geometry.plan(asked) == geometry.plan(asked)
+
+
+def test_plan_stops_by_the_clock_where_the_machine_is_slow() -> None:
+    """Each look at this clock takes a tenth of the limit: few looks remain."""
+    ticks = itertools.count()
+    asked = msgspec.structs.replace(problem(RECIPES[2][0]), time_limit=10.0, clock=lambda: float(next(ticks)))
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == []
+    assert next(ticks) < 200
+
+
+def test_infeasible_rates_are_proven_and_feasible_ones_are_not() -> None:
+    asked = msgspec.structs.replace(problem(RECIPES[0][0]), time_limit=0.5)
+    plan = geometry.plan(asked)
+    assert plan.provenance is not None and plan.provenance.proven != "infeasible"
+    more = msgspec.structs.replace(asked, rates={name: 10 * rate for name, rate in asked.rates.items()})
+    short = geometry.plan(more)
+    assert short.unserved and short.provenance is not None
+    assert short.provenance.proven == "infeasible"
+
+
+def test_plan_that_reaches_its_bound_is_proven_optimal() -> None:
+    kind = Kind(name="k", count=None, price=2.0)
+    profile = Profile("m", "k", [Point(share=1000, batch=1, latency=0.01, memory=0)])
+    asked = Problem(
+        models=(Model(name="m", slo=1.0),), rates={"m": 250.0}, fleet=(kind,), profiles={("m", "k"): profile}
+    )
+    plan = geometry.plan(asked)
+    assert plan.provenance is not None
+    assert (plan.cost_per_hour, plan.bound, plan.provenance.proven) == (6.0, 6.0, "optimal")
+
+
+def test_plan_with_many_procs_and_batches_keeps_the_options_few() -> None:
+    """Eight numbers of workers and batches to 512 on ten shares: 4,096 choices, of which few are not dominated."""
+    cuts = tuple(range(100, 1001, 100))
+    profiles = {}
+    for name, work in (("a", 0.001), ("b", 0.0004)):
+        points = [
+            Point(share=s, batch=b, latency=(0.004 + work * b) * 1000 / s * (1 + 0.6 * (n - 1)), memory=b, procs=n)
+            for s in cuts
+            for b in (1, 8, 64, 512)
+            for n in range(1, 9)
+        ]
+        profiles[name, "k"] = Profile(name, "k", points)
+    asked = Problem(
+        models=(Model(name="a", slo=1.0), Model(name="b", slo=0.7)),
+        rates={"a": 900.0, "b": 2500.0},
+        fleet=(Kind(name="k", count=8, cuts=cuts),),
+        profiles=profiles,
+    )
+    context = PlanningContext(asked)
+    assert context.catalog.options.latency.shape[2] <= 128
+    exact = {
+        (mode.slot, mode.models[0]): mode.rates[0] for mode in context.catalog.single_model_modes(low_memory=False)
+    }
+    for s, share in enumerate(cuts):
+        for i, (name, slo) in enumerate((("a", 1.0), ("b", 0.7))):
+            curves = [(n, profiles[name, "k"].curve(share, n)) for n in range(1, 9)]
+            rates = [n * b / took for n, curve in curves for b, took in enumerate(curve, 1) if 2 * took <= slo]
+            assert exact.get((s, i), 0.0) == pytest.approx(max(rates, default=0.0))
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == [] and plan.unserved == {}
+
+
+def test_cheapest_bundle_agrees_with_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rates, prices = rng.uniform(1, 5, 3), rng.uniform(1, 4, 3)
+        demand = np.array([float(rng.uniform(4, 12))])
+        singles = [Mode(s, (0,), (float(rate),), (1,), (1,), 0) for s, rate in enumerate(rates)]
+        (bundle,) = Bundler(singles, demand).cheapest(prices)
+        assert sum(many * mode.rates[0] for mode, many in bundle) >= demand[0] * (1 - 1e-9)
+        cost = sum(many * prices[mode.slot] for mode, many in bundle)
+        counts = itertools.product(range(13), repeat=3)
+        best = min(float(prices @ each) for each in counts if rates @ np.array(each) >= demand[0])
+        # Demands are counted in steps of 1/240.
+        assert best * (1 - 1e-9) <= cost <= best * 1.08
+
+
+def test_memory_parts_count_two_large_workers_as_more_than_a_device() -> None:
+    large = memory_parts(0, [100, None], 60)
+    assert [sum(part for row, part in large.items() if row == n * 2) for n in range(4)] == [
+        0.6,
+        1.0,
+        0.5,
+        pytest.approx(2 / 3),
+    ]
+    assert memory_parts(1, [100, None], 60) == {}
+
+
+def test_budget_part_counts_for_the_whole() -> None:
+    whole = WorkBudget(Problem(models=(), rates={}, fleet=(), profiles={}, time_limit=2.0 / COUNTED))
+    part = whole.part(0.5)
+    part.spend(0.75)
+    assert (part.left(), whole.left()) == pytest.approx((0.25, 1.25))
+    part.spend(5.0)
+    assert (part.left(), whole.left()) == (0.0, 0.0)
+    assert math.isinf(part.seconds_left())
