@@ -5,10 +5,11 @@ Models are loaded from files; so the store is copied, and only what has changed 
 
 from __future__ import annotations
 
+import filecmp
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -76,32 +77,47 @@ class RemoteRepository:
             raise ConfigError(f"{self._url}: more than {MAX_FILES} files; name the folder of the models alone")
         self.folder.mkdir(parents=True, exist_ok=True)
         known = self._read_state()
+        gone = known.keys() - found.keys()
+        # A folder cannot take the place of a file that is still there, nor the reverse.
+        above = {parent for relative in found for parent in _parents(relative)}
+        in_the_way = {each for each in gone if each in above or not found.keys().isdisjoint(_parents(each))}
         copied = 0
-        for relative, (path, info) in found.items():
-            target, tag = self.folder / relative, _tag(info)
-            if known.get(relative) == tag and target.is_file():
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as partial:
-                pass
-            try:
-                files.get_file(path, partial.name)
-                Path(partial.name).replace(target)
-            except BaseException:
-                Path(partial.name).unlink(missing_ok=True)
-                raise
-            known[relative] = tag
-            copied += 1
+        try:
+            self._remove(in_the_way, known)
+            for relative, (path, info) in found.items():
+                copied += self._copy_file(files, path, relative, _tag(info) or _tag(files.info(path)), known)
+            self._remove(gone - in_the_way, known)
+        finally:
             self._write_state(known)
-        for relative in sorted(known.keys() - found.keys()):
+        return copied
+
+    def _copy_file(self, files: Any, path: str, relative: str, tag: str, known: dict[str, str]) -> bool:
+        """Copy a file unless its tag is known already; return whether it has changed. Without a tag it is compared."""
+        target = self.folder / relative
+        if tag and known.get(relative) == tag and target.is_file():
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".", delete=False) as made:
+            partial = Path(made.name)
+        try:
+            files.get_file(path, str(partial))
+            changed = not (target.is_file() and filecmp.cmp(partial, target, shallow=False))
+            if changed:
+                partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        known[relative] = tag
+        return changed
+
+    def _remove(self, gone: Collection[str], known: dict[str, str]) -> None:
+        """Remove files, and the folders that they leave empty."""
+        for relative in sorted(gone):
             (self.folder / relative).unlink(missing_ok=True)
             del known[relative]
             for parent in _parents(relative):
                 folder = self.folder / parent
                 if folder.is_dir() and not any(folder.iterdir()):
                     folder.rmdir()
-        self._write_state(known)
-        return copied
 
     def _read_state(self) -> dict[str, str]:
         try:
@@ -117,8 +133,9 @@ class RemoteRepository:
 
 
 def _tag(info: Mapping[str, Any]) -> str:
-    """Return what changes with a file's content."""
-    return f"{info.get('size')} {next((str(info[name]) for name in _TAGS if info.get(name)), '')}"
+    """Return what changes with a file's content; "" where a store does not tell."""
+    found = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    return f"{info.get('size')} {found}" if found else ""
 
 
 def _parents(relative: str) -> Iterator[str]:

@@ -44,16 +44,18 @@ class RepositoryPoller:
         self._seen = await self._scan()
 
     async def look(self) -> None:
-        """Follow what has changed since the last look, once it changes no more."""
+        """Follow what has changed since the last look, each model once it changes no more."""
+        before = await self._scan()
+        if before == self._seen:
+            return
+        await asyncio.sleep(self._settled)
         now = await self._scan()
-        while now != self._seen:
-            await asyncio.sleep(self._settled)
-            before, now = now, await self._scan()
-            if now == before:
-                break
-        changed = sorted(name for name in now if now[name] != self._seen.get(name))
-        gone = sorted(self._seen.keys() - now.keys())
-        self._seen = now
+        # What still changes is followed at a later look; it keeps no other model waiting.
+        settled = {name for name in now.keys() | self._seen.keys() if now.get(name) == before.get(name)}
+        changed = sorted(name for name in settled & now.keys() if now[name] != self._seen.get(name))
+        gone = sorted(settled & self._seen.keys() - now.keys())
+        self._seen = {name: entries for name, entries in self._seen.items() if name not in settled}
+        self._seen |= {name: now[name] for name in settled & now.keys()}
         # What is gone makes room for what is new; models come before the ensembles of them.
         ordered = sorted(changed, key=lambda name: now[name][-1].config.ensemble_scheduling is not None)
         for name in (*gone, *ordered):
@@ -86,7 +88,10 @@ async def polling(poller: RepositoryPoller, interval: float) -> AsyncIterator[No
     async def watch() -> None:
         while True:
             await asyncio.sleep(interval)
-            await poller.look()
+            try:
+                await poller.look()
+            except Exception:
+                logger.exception("the model repository was not followed; it is looked at again in %g s", interval)
 
     task = asyncio.create_task(watch())
     try:

@@ -109,6 +109,7 @@ class Controller:
         self._rolling: _UnderWay | None = None
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
+        self._postponed = ""  # such a reason, of which nothing came
         self._not_before = 0.0
         self._failures = 0  # in a row
         self._decisions: deque[Decision] = deque(maxlen=64)
@@ -222,12 +223,12 @@ class Controller:
             return
         need = self._need(now)
         if need is not None:
-            self._urgent = ""
+            self._urgent = self._postponed = ""
             self._solve(need, now, commands)
 
     def _need(self, now: float) -> _Need | None:
-        if self._urgent:
-            return _Need(Cause.DEVICES, self._urgent, SolveStep.REPLAN)
+        if urgent := self._urgent or self._postponed:
+            return _Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
         watches = self._watches
         if exceeded := [name for name, watch in watches.items() if self._exceeds(name, watch)]:
             return _Need(Cause.RATE, "; ".join(self._describe_excess(name) for name in sorted(exceeded)))
@@ -317,8 +318,10 @@ class Controller:
         self._solving = None
         if asked.current != self._plan:
             self._note(now, "discard the plan", "another has come into force meanwhile")
+            self._postpone(asked)
             return
         if solved.plan is None:
+            self._postpone(asked)
             self._short = solved.short
             self._wanted_devices = solved.devices or self._wanted_devices
             self._acquire(now, commands)
@@ -326,7 +329,8 @@ class Controller:
             return
         if self._is_outdated(solved, asked):
             self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
-            return  # they are a reason of their own
+            self._postpone(asked)
+            return  # they are a reason of their own, where the plan in force does not serve them
         self._failures = 0
         self._short = solved.short
         self._wanted_devices = solved.devices or None
@@ -382,6 +386,7 @@ class Controller:
         self._rolling = None
         if ended.outcome is not RolloutOutcome.COMPLETED:
             again = ended.outcome in (RolloutOutcome.OUTDATED, RolloutOutcome.SUPERSEDED)
+            self._postpone(under_way.asked)
             self._fail(now, f"the rollout was {ended.outcome}", ended.reason, again=again)
             return
         self._lead.in_force(self._asked_at, now)
@@ -390,6 +395,12 @@ class Controller:
         self._forget_latencies()
         self._note(now, f"in force after {ended.seconds:.2f} s", under_way.asked.reason)
         self._release(now, commands)
+
+    def _postpone(self, asked: Solve) -> None:
+        """Keep the reason of a solution of which nothing came, where nothing would bring it up again: devices that came
+        or went are told of once."""
+        if asked.cause is Cause.DEVICES:
+            self._postponed = asked.reason
 
     def _forget_latencies(self) -> None:
         for watch in self._watches.values():

@@ -9,6 +9,8 @@ import msgspec
 from cotenant.control.adaptation import BatchLatency, Observed
 from cotenant.control.supervisor import Supervisor
 
+LONGEST_INTERRUPTION = 10.0  # seconds; a worker that is away for longer is one that plans have to do without
+
 
 class ModelTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What was counted of a model or application since the start.
@@ -38,10 +40,13 @@ class ObservedTotals:
     def __init__(self) -> None:
         self._before: dict[str, ModelTotals] = {}
         self._deaths = 0
+        self._away = 0.0  # seconds for which some worker has been away without a pause
 
     def observe(self, totals: Mapping[str, ModelTotals], seconds: float, supervisor: Supervisor) -> Observed:
         """Return what is new since the last call, which was so many seconds ago. supervisor: of all workers."""
-        interrupted = supervisor.restarting or supervisor.deaths != self._deaths
+        self._away = self._away + seconds if supervisor.restarting else 0.0
+        died = supervisor.deaths != self._deaths
+        interrupted = died or 0 < self._away <= LONGEST_INTERRUPTION
         self._deaths = supervisor.deaths
         change = {name: total.minus(self._before.get(name, ModelTotals())) for name, total in totals.items()}
         self._before = dict(totals)

@@ -84,15 +84,22 @@ class Access:
         """Return whether anybody has a permission, so that a caller need not be looked at."""
         if permission is Permission.PUBLIC:
             return True
-        return not self._digests and (permission not in FOR_THIS_MACHINE or self._control == "any")
+        if permission is Permission.SHARE or self._digests:
+            return False
+        return permission not in FOR_THIS_MACHINE or self._control == "any"
 
     def check(self, permission: Permission, caller: Caller) -> None:
         """Raise UnauthenticatedError or ForbiddenError, with the way out, where a caller lacks a permission."""
         if self.is_free(permission):
             return
-        if not self._digests:
-            _check_is_operator(caller)
-            return
+        if self._digests:
+            self._check_token(permission, caller)
+        elif permission is not Permission.SHARE:
+            _check_is_here(caller, "control it", 'set tokens, or control = "any", to allow it')
+        if permission is Permission.SHARE:  # it is this machine's memory, whatever the token
+            _check_is_here(caller, "share memory with it", "send the tensors instead")
+
+    def _check_token(self, permission: Permission, caller: Caller) -> None:
         scheme, _, token = caller.authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise UnauthenticatedError("this server asks for a token; send it as `Authorization: Bearer TOKEN`")
@@ -105,12 +112,11 @@ class Access:
             raise ForbiddenError(f"the token is for {roles[0]}; this needs one for {' or '.join(needed)}")
 
 
-def _check_is_operator(caller: Caller) -> None:
+def _check_is_here(caller: Caller, what: str, way_out: str) -> None:
     """Raise ForbiddenError where a caller is not a program of this machine: it is elsewhere, behind a proxy, or a web
-    page, of another site (CSRF) or under a name that leads here (DNS rebinding)."""
-    way_out = 'set tokens, or control = "any", to allow it'
+    page, of another site (CSRF) or under a name that leads here (DNS rebinding). what: only those may do."""
     if not _is_loopback(caller.peer) or caller.proxied:
-        raise ForbiddenError(f"only callers on the server's own machine control it; {way_out}")
+        raise ForbiddenError(f"only callers on the server's own machine {what}; {way_out}")
     if caller.host is not None and not _is_local_name(caller.host):
         raise ForbiddenError(f"the Host is not the server's own machine, such as localhost or 127.0.0.1; {way_out}")
     if caller.origin and (caller.host is None or caller.origin.partition("://")[2] != caller.host):

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 
 from cotenant.errors import RequestError, UnavailableError
-from cotenant.live.deployment import ServableModel
+from cotenant.live.deployment import ServableModel, serves
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse
@@ -54,7 +54,8 @@ class InferenceService:
             raise UnavailableError("the server is starting, or shutting down", retry_after=1.0)
         self.poll()
         offered = state.deployment.offered[request.model]
-        if self._cache is not None and offered.caches:
+        # What is unloaded has no answer any more, whatever is still kept.
+        if self._cache is not None and offered.caches and serves(state.deployment, request.model):
             return self._infer_cached(self._cache, request, offered, done, lost)
         return self._submit(request, offered, done, lost)
 
@@ -121,6 +122,8 @@ class InferenceService:
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the
         round of the event loop, with all others of the round."""
+        if model not in self._observer.models:  # whatever name a caller made up
+            return
         if not self._unread:
             asyncio.get_running_loop().call_soon(self._count_unread)
         self._unread[model].append(waited)

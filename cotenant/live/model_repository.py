@@ -67,7 +67,10 @@ class ModelRepository:
             return entries
         broken = self._state.found.broken | deployment.broken if self._state.startup else deployment.broken
         failed = {name: why for name, why in self._state.failures.items() if name not in deployment.offered}
-        broken = {name: why for name, why in (broken | failed).items() if name not in self._state.gone}
+        moving = {name: state for name, state in self._state.transitions.items() if name not in deployment.offered}
+        entries += [IndexEntry(name=name, state=state, reason="") for name, state in moving.items()]
+        hidden = self._state.gone | moving.keys()
+        broken = {name: why for name, why in (broken | failed).items() if name not in hidden}
         entries += [IndexEntry(name=name, state="UNAVAILABLE", reason=reason) for name, reason in broken.items()]
         listed = {entry.name for entry in entries}
         entries += [

@@ -94,7 +94,10 @@ class OutputRegion(msgspec.Struct, frozen=True):
             raise self.region.shrunk()
         view = memoryview(data)
         while view:
-            written = os.pwrite(self.region.fd, view, start)
+            try:
+                written = os.pwrite(self.region.fd, view, start)
+            except OSError as error:  # such as no space left for a page that was never written
+                raise InvalidError(f"shared memory region {self.name!r} cannot be written: {error.strerror}") from None
             start, view = start + written, view[written:]
 
 

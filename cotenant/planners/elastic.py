@@ -13,7 +13,7 @@ Where the paper is silent or speaks of one kind of GPU:
   than the ideal share and may not be cut is taken whole;
 - line 20: batches take at most half of the target, since requests wait for the batch before theirs (section 2.2);
 - a gpulet whose neighbours would then miss their targets takes rate from them, which is placed again, as in the
-  published program; where none of their rates would do, the gpulet is not taken;
+  published program; a gpulet that would cost them as many requests/s as it serves is not taken;
 - line 22: gpulets are tried in the order in which they were allocated;
 - kinds of devices are tried in order of price.
 
@@ -133,7 +133,7 @@ class _Partitioning:
             most = self._throughput(model, device, share)
             draft = PartitionDraft(share, {model: min(rate, most)})
             beside = self._beside(device, draft) if most else None
-            if beside is not None:
+            if beside is not None and _total(device.cuts) - _total(beside) < draft.rates[model]:
                 return _Gpulet(device, draft, beside)
         return None
 
@@ -209,8 +209,12 @@ class _Partitioning:
 def _may_be_split(device: DeviceDraft) -> bool:
     """Return whether what remains of a device may be cut in two (line 17)."""
     most = device.kind.max_partitions
-    return not device.cuts or most is None or len(device.cuts) + 1 < most
+    return most is None or len(device.cuts) + 1 < most
 
 
 def _added(rates: dict[str, float], more: dict[str, float]) -> dict[str, float]:
     return {name: rates.get(name, 0.0) + more.get(name, 0.0) for name in rates | more}
+
+
+def _total(cuts: list[PartitionDraft]) -> float:
+    return sum(sum(cut.rates.values()) for cut in cuts)

@@ -56,7 +56,8 @@ def _with_model(plan: Plan, problem: Problem, name: str) -> Plan | None:
 
 def _extended(device: Device, kind: Kind, name: str, rate: float) -> Iterator[list[PartitionDraft]]:
     """Yield the partitions of a device with one model more: on a free share, the smallest first, or in one of them."""
-    for share in sorted(share for share in kind.cuts if share <= device.free):
+    full = kind.max_partitions is not None and len(device.partitions) >= kind.max_partitions
+    for share in sorted(share for share in kind.cuts if share <= device.free and not full):
         yield [*drafts_of(device), PartitionDraft(share, {name: rate})]
     for index in range(len(device.partitions)):
         drafts = drafts_of(device)

@@ -33,7 +33,12 @@ def plan_with_front_end(solve: Solve, problem: Problem, front_end: FrontEnd) -> 
     except PlanError:
         made = None
     if made is None or any(rate and not made.rate(name) for name, rate in made.unserved.items()):
-        tight = _planned(solve, problem, msgspec.structs.replace(front_end, latency=0.0, noise=1.0))
+        try:
+            tight = _planned(solve, problem, msgspec.structs.replace(front_end, latency=0.0, noise=1.0))
+        except PlanError:
+            if made is None:
+                raise
+            tight = made
         if made is None or sum(tight.unserved.values()) < sum(made.unserved.values()):
             made = tight
     return with_provenance(made, request_s=front_end.seconds)

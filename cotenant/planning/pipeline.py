@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -26,7 +26,14 @@ MAX_RETRIES = 3  # plans for tighter targets, after one that misses an SLO in th
 RETRY_SLO_FACTOR = 0.9  # on the target of a model that missed it, for each retry
 
 
-def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, portfolio: bool = True) -> Plan:
+def plan(
+    problem: Problem,
+    planner: str = "geometry",
+    *,
+    validate: bool = True,
+    portfolio: bool = True,
+    clock: Callable[[], float] | None = time.perf_counter,
+) -> Plan:
     """Plan for a problem, in these stages:
 
     1. split the SLOs of applications over their stages;
@@ -43,13 +50,14 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
     the front end can read, and what that takes of the processors is left to it.
 
     planner: a name. validate: whether to simulate; else the plan is as good as its forecast. portfolio: whether other
-    planners are tried beside one that has a portfolio.
+    planners are tried beside one that has a portfolio. clock: ends a search after the problem's time limit on a machine
+    that is too slow for it, so that the plan may differ from machine to machine; without one it never does.
 
     Raises PlanError for an unknown planner, and for a problem that it has no plan for.
     """
     begun = time.perf_counter()
     choice = choose_planner(planner, portfolio=portfolio)
-    problem = msgspec.structs.replace(problem, clock=problem.clock or time.perf_counter)
+    problem = msgspec.structs.replace(problem, clock=problem.clock or clock)
 
     def solve(asked: Problem) -> Plan:
         made = _solve(choice, asked, validate=validate)
@@ -59,7 +67,9 @@ def plan(problem: Problem, planner: str = "geometry", *, validate: bool = True, 
         return made
 
     made = solve(problem) if problem.front_end is None else plan_with_front_end(solve, problem, problem.front_end)
-    made = with_proof(made, infeasible=provenance_of(made).proven == "infeasible")
+    # What is proven of one split of targets, or of what the front end leaves of them, says nothing of all plans.
+    infeasible = provenance_of(made).proven == "infeasible" and not problem.applications and problem.front_end is None
+    made = with_proof(made, infeasible=infeasible)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
 
 

@@ -40,7 +40,8 @@ class Replanner:
     """Solve for a problem whose rates, devices and slowdowns change.
 
     problem: models, profiles, predictor, and the devices that can be had. planner: a name. time_limit: seconds that it
-    may search. validate: whether plans are simulated before they are given, which takes seconds.
+    may search. validate: whether plans are simulated before they are given, which takes seconds. timed: whether a
+    search also ends by the clock, as where callers wait; a simulation gives the same plans on every machine without.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class Replanner:
         *,
         time_limit: float = 0.25,
         validate: bool = False,
+        timed: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._problem = msgspec.structs.replace(problem, time_limit=time_limit, bounded=False, current=None)
         self._planner = planner
         self._validate = validate
+        self._timed = timed
         self._clock = clock
 
     def __call__(self, solve: Solve) -> Solved:
@@ -148,7 +151,8 @@ class Replanner:
 
     def _plan(self, problem: Problem, solve: Solve) -> Plan:
         problem = msgspec.structs.replace(problem, current=solve.current)
-        return plan_problem(problem, self._planner, validate=self._validate)
+        search_clock = self._clock if self._timed else None
+        return plan_problem(problem, self._planner, validate=self._validate, clock=search_clock)
 
     def _answer(self, solve: Solve, step: SolveStep, plan: Plan, problem: Problem, devices: dict[str, int]) -> Solved:
         plan = renumber_devices(plan, solve.current, solve.devices)

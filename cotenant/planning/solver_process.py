@@ -152,7 +152,7 @@ def serve(connection: Connection) -> None:
             connection.send(_answered(replanner, asked))
         else:
             problem, planner = asked
-            replanner = Replanner(problem, planner)
+            replanner = Replanner(problem, planner, timed=True)
 
 
 def _answered(replanner: Replanner, solve: Solve) -> Solved:

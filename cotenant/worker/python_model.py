@@ -152,13 +152,16 @@ def read_declaration(path: Path) -> Declaration | None:
     except (RecursionError, MemoryError):
         raise ModelError(f"{path}: no Python that can be read: it is nested too deeply") from None
     names = set(_names(tree))
-    found = [
-        (node, decorator)
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        for decorator in node.decorator_list
-        if ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator) in names
-    ]
+    try:
+        found = [
+            (node, decorator)
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            for decorator in node.decorator_list
+            if ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator) in names
+        ]
+    except RecursionError:
+        raise ModelError(f"{path}: no Python that can be read: it is nested too deeply") from None
     if not found:
         return None
     if len(found) > 1:

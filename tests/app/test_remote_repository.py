@@ -52,6 +52,20 @@ def held(folder: Path) -> dict[str, bytes]:
     }
 
 
+def test_folder_takes_the_place_of_a_file_and_the_reverse(store: tuple[Any, str], tmp_path: Path) -> None:
+    put(store, "a/1/model.onnx", b"one")
+    put(store, "b/1/model.onnx/part", b"two")
+    folder = tmp_path / "mirror"
+    remote = RemoteRepository(store[1], folder)
+    remote.synchronise()
+    for gone in ("a/1/model.onnx", "b/1/model.onnx"):
+        store[0].rm(f"{store[1].removeprefix('memory:/')}/{gone}", recursive=True)
+    put(store, "a/1/model.onnx/part", b"three")
+    put(store, "b/1/model.onnx", b"four")
+    remote.synchronise()
+    assert held(folder) == {"a/1/model.onnx/part": b"three", "b/1/model.onnx": b"four"}
+
+
 def test_mirror_is_what_the_store_is_and_copies_only_what_changed(store: tuple[Any, str], tmp_path: Path) -> None:
     put(store, "a/1/model.onnx", b"one")
     put(store, "a/config.pbtxt", b"")

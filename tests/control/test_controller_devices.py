@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cotenant.control.adaptation import (
     Acquire,
     AcquisitionFailed,
@@ -12,6 +14,7 @@ from cotenant.control.adaptation import (
     Solve,
     SolveStep,
 )
+from cotenant.control.revision import RolloutOutcome
 from tests.control.controller_world import GPU, World, plan_of
 
 
@@ -98,6 +101,22 @@ def test_lost_device_is_planned_around_at_once() -> None:
     assert isinstance(solve, Solve)
     assert solve.devices == GPU[:1]
     assert "it fell off the bus" in solve.reason
+
+
+@pytest.mark.parametrize("outcome", [None, RolloutOutcome.OUTDATED, RolloutOutcome.ROLLED_BACK])
+def test_lost_device_is_planned_around_though_the_first_try_comes_to_nothing(outcome: RolloutOutcome | None) -> None:
+    world = World(plan_of(2), devices=2, retry=2.0)
+    (solve,) = world.tell(DevicesGone(GPU[1:2], "it fell off the bus"))
+    assert isinstance(solve, Solve)
+    begun = world.now
+    if outcome is None:
+        assert world.answer(solve, None, error="the solver died") == []
+    else:
+        (roll,) = world.answer(solve, plan_of(1))
+        assert world.rolled(roll, outcome) == []
+    again = world.solve(100.0)
+    assert world.now - begun == 2.0
+    assert "it fell off the bus" in again.reason and again.step is SolveStep.REPLAN
 
 
 def test_device_that_no_plan_uses_may_go() -> None:

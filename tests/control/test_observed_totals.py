@@ -75,3 +75,15 @@ def test_worker_that_was_back_before_anybody_looked_interrupted_all_the_same() -
     supervisor.handle(WorkerReady(lane, 2), 60.1)
     assert not supervisor.restarting
     assert totals.observe({}, 0.5, supervisor).interrupted
+
+
+def test_worker_that_does_not_come_back_interrupts_for_some_seconds_only() -> None:
+    """One that is refused for want of resources is tried again for ever."""
+    totals, supervisor = ObservedTotals(), Supervisor()
+    lane = LaneId(DeviceId("gpu"), 0)
+    supervisor.handle(StartLane(lane, lane.device), 0.0)
+    supervisor.handle(WorkerReady(lane, 1), 1.0)
+    supervisor.handle(WorkersExited(((lane, 1),), "it was killed"), 60.0)
+    seen = [totals.observe({}, 0.5, supervisor).interrupted for _ in range(40)]
+    assert supervisor.restarting
+    assert seen == [True] * 20 + [False] * 20

@@ -31,6 +31,19 @@ def test_requests_rejected_unread_are_in_the_ledger_the_metrics_and_the_status(t
     run(main())
 
 
+def test_model_that_nobody_has_is_not_counted_where_it_is_rejected_unread(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            server.reject_unread("whatever", 0.01)
+            server.reject_unread("identity", 0.01)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert "whatever" not in server._driver.arrived
+            assert server._driver.arrived["identity"] == 1
+
+    run(main())
+
+
 def test_server_would_reject_what_no_target_leaves_time_for(tmp_path: Path) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:

@@ -92,6 +92,15 @@ def test_failures_are_not_kept(server: BackgroundServer, root: Path) -> None:
     assert arrived(server, "lookup") == 2
 
 
+def test_unloaded_model_answers_nothing_from_the_cache(server: BackgroundServer) -> None:
+    row = {"x": np.ones((1, 16), np.float32)}
+    server.infer("identity", row)
+    server.infer("identity", row)
+    server.unload("identity")
+    with pytest.raises(cotenant.RequestError):
+        server.infer("identity", row)
+
+
 def test_answers_of_an_ensemble_are_not_kept(server: BackgroundServer, root: Path) -> None:
     """Its own files are as they were when a model of its steps is another."""
     (root / "pair" / "1").mkdir(parents=True)

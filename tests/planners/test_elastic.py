@@ -81,6 +81,11 @@ def test_piece_that_may_not_be_split_is_taken_whole() -> None:
     assert check(made, problem) == []
 
 
+def test_device_that_may_not_be_cut_is_taken_whole() -> None:
+    made = plan(bent({"a": 100.0}, max_partitions=1))
+    assert shares(made) == [[1000], [1000]]
+
+
 def test_new_partition_is_merged_with_one_that_is_there() -> None:
     """Line 22; each takes 20 % for itself."""
     made = plan(bent({"a": 10.0, "b": 10.0}, slo=0.120))

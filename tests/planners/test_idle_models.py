@@ -58,6 +58,14 @@ def test_partition_is_shared_where_no_share_is_free() -> None:
     assert made.unserved == {}
 
 
+def test_device_gets_no_more_partitions_than_it_may_have() -> None:
+    asked = problem(a=50.0, c=1.0)
+    one = msgspec.structs.replace(asked, fleet=(Kind(name="k", count=1, cuts=CUTS, max_partitions=1),))
+    made = with_idle_models(plan(600, 50.0), one)
+    assert [len(part.placements) for part in made.devices[0].partitions] == [2]
+    assert check(made, one) == []
+
+
 def test_model_that_fits_nowhere_stays_unserved_and_the_others_as_they_were() -> None:
     asked = problem(a=50.0, d=1.0)
     before = plan(1000, 50.0)

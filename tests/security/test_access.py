@@ -149,7 +149,7 @@ def test_http_route_answers_whom_it_is_for(route: str, token: str | None, core: 
         wire.say(f"{route} HTTP/1.1\r\nHost: elsewhere\r\n{credentials}Content-Length: 2\r\n\r\n{{}}".encode())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        expected = may(token, HTTP[route])
+        expected = may(token, HTTP[route]) or (403 if HTTP[route] == "share" else None)  # it comes from nowhere
         if expected is not None or wire.got:  # metrics are made in a thread
             (answer,) = answers(wire.got)
             assert (answer.status in (401, 403)) == (expected is not None)
@@ -309,3 +309,14 @@ def test_address_is_local_by_any_spelling() -> None:
         assert is_local(address)
     for address in ("example.org", "http://10.0.0.1:8000", "https://localhost.evil.example"):
         assert not is_local(address)
+
+
+@pytest.mark.parametrize("access", [Access(), Access(control="any"), Access(TOKENS)], ids=["default", "any", "tokens"])
+def test_memory_of_this_machine_is_shared_with_programs_of_it_alone(access: Access) -> None:
+    token = f"bearer {TOKENS[Role.INFER][0]}"
+    here: dict[str, Any] = {**HERE}
+    access.check(Permission.SHARE, Caller(**here, authorization=token))
+    elsewhere: dict[str, Any]
+    for elsewhere in ({"peer": "10.0.0.7"}, {**HERE, "proxied": True}, {**HERE, "origin": "http://evil.example"}):
+        with pytest.raises(ForbiddenError, match=r"share memory with it|another site"):
+            access.check(Permission.SHARE, Caller(**elsewhere, authorization=token))

@@ -131,6 +131,7 @@ def test_configuration_says_what_the_decorator_does_not(tmp_path: Path) -> None:
         ("return x[0]", "output 'y' has the shape [2]; [1, 2] is declared"),
         ("return x[:, :1]", "output 'y' has the shape [1, 1]; [1, 2] is declared"),
         ("return {'z': x}", "no output 'y'; the model returns z"),
+        ("x += 1\n    return x", "model.py:4: ValueError: output array is read-only"),
         ("return [['a', 'b']]", "output 'y' is <U1, but FP32 is declared"),
         ("return [[1, 2], [3]]", "output 'y' is no array"),
         ("return x.astype(complex)", "output 'y' is complex128, but FP32 is declared"),
@@ -143,6 +144,30 @@ def test_batch_that_fails_says_why(tmp_path: Path, body: str, reason: str) -> No
     source = f"{HEAD}@cotenant.model({IO}, max_batch_size=1)\ndef f(x):\n    {body}"
     with pytest.raises(ModelError, match=re.escape(reason)):
         load(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "body", "reason"),
+    [
+        ("INT8", "return [[300, 0]]", "output 'y' has 300, which is no INT8"),
+        ("UINT8", "return [[-1, 0]]", "output 'y' has -1, which is no UINT8"),
+        ("INT32", "return [[2**40, 0]]", "output 'y' has 1099511627776, which is no INT32"),
+        ("FP16", "return [[1e6, 0]]", "output 'y' has numbers that are too large for FP16"),
+    ],
+)
+def test_number_that_its_datatype_cannot_hold_is_an_error(
+    tmp_path: Path, datatype: str, body: str, reason: str
+) -> None:
+    io = IO.replace('outputs={"y": "FP32[2]"}', f'outputs={{"y": "{datatype}[2]"}}')
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        load(tmp_path, f"{HEAD}@cotenant.model({io}, max_batch_size=1)\ndef f(x):\n    {body}")
+
+
+def test_integers_that_fit_are_converted(tmp_path: Path) -> None:
+    io = IO.replace('outputs={"y": "FP32[2]"}', 'outputs={"y": "UINT8[2]"}')
+    runner = load(tmp_path, f"{HEAD}@cotenant.model({io}, max_batch_size=1)\ndef f(x):\n    return [[3, 255]]")
+    ((_, values),) = runner.run({"x": np.zeros((1, 2), np.float32)})
+    assert values.dtype == np.uint8 and values.tolist() == [[3, 255]]
 
 
 def test_class_is_instantiated_once_and_knows_that_it_loads(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ class HeadCache:
             or not _REFUSED.isdisjoint(headers)
             or not length.isdigit()
             or len(length) > MAX_DIGITS
+            or not int(length)  # the message ends with its head, and the parser forgets whether the connection does
         ):
             return None
         route = self._find_route(read.url)

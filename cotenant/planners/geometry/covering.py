@@ -28,9 +28,9 @@ from cotenant.planners.geometry.modes import Mode, PartitionSize
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-# Seconds of work (`WorkBudget`) of the solver: for each simplex iteration, by row and by entry of the matrix.
 MEMORY_LIMITS = 4  # rows of a kind whose partitions share memory
 SHARE_LIMITS = 5  # rows of a kind whose shares are added up
+# Seconds of work (`WorkBudget`) of the solver: for each simplex iteration, by row and by entry of the matrix.
 SECONDS_PER_CALL = 1e-3
 SECONDS_PER_ITERATION_AND_ROW = 3e-8
 SECONDS_PER_ITERATION_AND_ENTRY = 5e-9

@@ -26,10 +26,9 @@ from cotenant.planners.geometry.small_fleet import (
 )
 
 MAX_BISECTIONS = 6
-SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic": 4e-5}  # that they take, for each two models
+SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5}  # that they take, for each two models
 COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
 MIN_SECONDS = 0.01
-PROGRAM_SHARE = 0.4  # of the time that is left, for the integer programs; ruin and recreate gets the rest
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
@@ -205,16 +204,19 @@ def _candidates(
             return
         if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
+    local_search = WorkBudget(problem)  # of its own: on small fleets it is what mostly finds the best plan
     for n, catalog in enumerate(context.catalogs):
         budget = context.budget.part(1 / (len(context.catalogs) - n))
-        # On one device integer programs find nothing that ruin and recreate does not.
-        if not small or not (first or context.maximize_scale or sum(context.counts) <= 1):
-            yield from _integer_programs(context, catalog, budget.part(PROGRAM_SHARE if small else 1.0), first=first)
-        if small:
-            yield from _with_source(RUIN_RECREATE, solve_small_fleet(context, catalog, budget, first=first))
+        done = small and (
+            yield from _with_source(RUIN_RECREATE, solve_small_fleet(context, catalog, local_search, first=first))
+        )
         if n == 0 and not first and context.names:
             context.budget.spend(sum(_competitor_seconds(context, name) for name, _ in quick))
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
+        # On one device integer programs find nothing that ruin and recreate does not.
+        if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
+            continue
+        yield from _integer_programs(context, catalog, budget, first=first)
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
         yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)

@@ -35,6 +35,8 @@ class Python:
         return None
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
+        for array in inputs.values():
+            array.flags.writeable = False  # a large one is the caller's own bytes, which other steps and retries read
         try:
             returned = self._call(**inputs)
         except (Exception, SystemExit) as error:  # noqa: BLE001 user code
@@ -71,11 +73,26 @@ def _array(spec: TensorSpec, value: Any, rows: int | None) -> Array:
         array = np.asarray(value, dtype=object if strings else None)
     except ValueError as error:  # such as rows of different lengths
         raise ModelError(f"output {spec.name!r} is no array: {error}") from None
-    if not strings and not np.can_cast(array.dtype, wanted, "same_kind"):
+    integers = array.dtype.kind in "iu" and wanted.kind in "iu"
+    if not strings and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):
         raise ModelError(f"output {spec.name!r} is {array.dtype}, but {spec.datatype} is declared; convert it")
     shape = spec.shape if rows is None else (rows, *spec.shape[1:])
     if len(array.shape) != len(shape) or any(
         want not in (-1, have) for have, want in zip(array.shape, shape, strict=True)
     ):
         raise ModelError(f"output {spec.name!r} has the shape {list(array.shape)}; {list(shape)} is declared")
-    return array.astype(wanted, copy=False)
+    if integers and array.size:
+        _check_range(spec, array)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(wanted, copy=False)
+    except FloatingPointError:
+        raise ModelError(f"output {spec.name!r} has numbers that are too large for {spec.datatype}") from None
+
+
+def _check_range(spec: TensorSpec, array: Array) -> None:
+    """Raise ModelError where integers do not fit into the datatype of an output."""
+    allowed = np.iinfo(DTYPES[spec.datatype])
+    for value in (int(array.min()), int(array.max())):
+        if not allowed.min <= value <= allowed.max:
+            raise ModelError(f"output {spec.name!r} has {value}, which is no {spec.datatype}")
