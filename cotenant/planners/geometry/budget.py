@@ -14,12 +14,13 @@ COUNTED = 0.6  # part of the time limit that counted work may amount to: the cou
 
 
 class WorkBudget:
-    """Hold what is left of a time limit, or of a part of one."""
+    """Hold what is left of a time limit, or of a part of one. times: as much work as usual for that limit, where the
+    count is known to be too high."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, times: float = 1.0) -> None:
         self._clock = problem.clock
         begun = 0.0 if problem.clock is None else problem.clock()
-        self._limit, self._deadline = COUNTED * problem.time_limit, begun + problem.time_limit
+        self._limit, self._deadline = times * COUNTED * problem.time_limit, begun + problem.time_limit
         self._whole: WorkBudget | None = None
         self.used = 0.0
 

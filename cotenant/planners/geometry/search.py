@@ -29,6 +29,7 @@ MAX_BISECTIONS = 6
 SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5}  # that they take, for each two models
 COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
 MIN_SECONDS = 0.01
+LOCAL_SEARCH_TIMES = 5.0  # as much work as its time limit counts: steps are quicker than they are counted
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
@@ -204,7 +205,8 @@ def _candidates(
             return
         if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
-    local_search = WorkBudget(problem)  # of its own: on small fleets it is what mostly finds the best plan
+    # Of its own: on small fleets it is what mostly finds the best plan.
+    local_search = WorkBudget(problem, times=LOCAL_SEARCH_TIMES)
     for n, catalog in enumerate(context.catalogs):
         budget = context.budget.part(1 / (len(context.catalogs) - n))
         done = small and (
@@ -216,19 +218,21 @@ def _candidates(
         # On one device integer programs find nothing that ruin and recreate does not.
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
-        yield from _integer_programs(context, catalog, budget, first=first)
+        # A small fleet that serves everything has mostly been found by now: half of the work is for equal parts of it.
+        yield from _integer_programs(context, catalog, budget, budget.part(0.5) if small else budget, first=first)
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
         yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
 
 
 def _integer_programs(
-    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, *, first: bool
+    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, for_all: WorkBudget, *, first: bool
 ) -> Generator[tuple[str, Plan], None, None]:
-    """Yield plans for the rates and, where not all are served and some plan is wanted, for equal parts of them."""
+    """Yield plans for the rates and, where not all are served and some plan is wanted, for equal parts of them.
+    for_all: what of the budget may go into plans for all rates."""
     served = context.relaxation is not None and (
         yield from _with_source(
-            PROGRAM, solve_large_fleet(context, catalog, budget, maximize_scale=context.maximize_scale)
+            PROGRAM, solve_large_fleet(context, catalog, for_all, maximize_scale=context.maximize_scale)
         )
     )
     if not served and not context.maximize_scale and not first and (context.relaxation is None or budget.left()):
