@@ -56,5 +56,5 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
         status = json.loads(program("status", "-a", server.address, "--json").out)
         assert status["targets"]["identity"] == 1
         file.write_text(first.replace("rate = 20", "rate = -1"))
-        assert program.refuses(*command).startswith(f"{REJECTED}serve.toml: models[0].rate: -1 requests/s must be")
+        assert program.refuses(*command).startswith(f"{REJECTED}serve.toml: models[0].rate: -1 requests/s; a rate is")
         assert server.works()
