@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, batched_partitions, with_totals
-from cotenant.planners.local_search import attainment_shortfall, drafts_of
+from cotenant.planners.local_search import attainment_shortfall, drafts_of, with_partitions
 
 
 def with_idle_models(plan: Plan, problem: Problem) -> Plan:
@@ -45,9 +43,7 @@ def _with_model(plan: Plan, problem: Problem, name: str) -> Plan | None:
             partitions = batched_partitions(problem, kind, drafts, full=True)
             if partitions is None:
                 continue
-            changed = msgspec.structs.replace(device, partitions=partitions)
-            devices = (*plan.devices[:index], changed, *plan.devices[index + 1 :])
-            candidate = msgspec.structs.replace(plan, devices=devices)
+            candidate = with_partitions(plan, index, partitions)
             shortfall = attainment_shortfall(candidate, problem)
             if name not in shortfall and all(amount <= allowed.get(other, 0.0) for other, amount in shortfall.items()):
                 return candidate

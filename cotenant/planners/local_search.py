@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from cotenant.core.model import Kind
-from cotenant.core.plan import Device, Plan
+from cotenant.core.plan import Device, Partition, Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import PartitionDraft, batched_partitions, partitions_with_batches
 from cotenant.planners.forecast import forecast
@@ -46,10 +46,7 @@ def improve_plan(plan: Plan, problem: Problem) -> Plan:
                 partitions = batched_partitions(problem, problem.kind(device.kind), drafts, full=True)
                 if partitions is None:
                     continue
-                changed = msgspec.structs.replace(device, partitions=partitions)
-                candidate = msgspec.structs.replace(
-                    plan, devices=(*plan.devices[:index], changed, *plan.devices[index + 1 :])
-                )
+                candidate = with_partitions(plan, index, partitions)
                 shortfall = attainment_shortfall(candidate, problem)
                 if sum(shortfall.values()) < sum(missing.values()) - MIN_GAIN:
                     plan, missing, improved = candidate, shortfall, True
@@ -93,6 +90,12 @@ def with_same_batches(plan: Plan, problem: Problem) -> Plan | None:
 
 def _total_shortfall(plan: Plan, problem: Problem) -> float:
     return sum(attainment_shortfall(plan, problem).values())
+
+
+def with_partitions(plan: Plan, index: int, partitions: tuple[Partition, ...]) -> Plan:
+    """Return the plan with other partitions on one of its devices."""
+    changed = msgspec.structs.replace(plan.devices[index], partitions=partitions)
+    return msgspec.structs.replace(plan, devices=(*plan.devices[:index], changed, *plan.devices[index + 1 :]))
 
 
 def drafts_of(device: Device) -> list[PartitionDraft]:
