@@ -4,28 +4,11 @@ import msgspec
 import pytest
 
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
 from cotenant.planners import Problem, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.elastic_plus import plan
+from tests.planners.bent import CUTS, bent, shares
 from tests.planners.problems import ProportionalInterference, embedded, linear, profile
-
-CUTS = (200, 400, 500, 600, 800, 1000)
-
-
-def shares(plan: Plan) -> list[list[int]]:
-    return [[cut.share for cut in device.partitions] for device in plan.devices]
-
-
-def bent(rates: dict[str, float], slo: float = 0.090, **kind: object) -> Problem:
-    """Models that gain from more share up to 40 % of a device, and nothing beyond; batch 1, 20 ms there."""
-    latency = {(cut, 1): 0.020 * max(1.0, 400 / cut) for cut in CUTS}
-    return Problem(
-        models=tuple(Model(name=name, slo=slo) for name in rates),
-        rates=rates,
-        fleet=(msgspec.structs.replace(Kind(name="k", cuts=CUTS, count=4), **kind),),
-        profiles={(name, "k"): profile(name, "k", latency) for name in rates},
-    )
 
 
 def test_of_high_rate_uses_shares_at_the_knee() -> None:
