@@ -12,7 +12,7 @@ from rich.text import Text
 from cotenant.cli.output import aside, progress_bars
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError, PlanError
-from cotenant.planners import Problem, load_planner
+from cotenant.planners import BASELINES, Problem, load_planner
 from cotenant.planners import planner_names as planners
 from cotenant.planners.compare import Comparison, Row, compare
 from cotenant.planning import plan
@@ -20,9 +20,10 @@ from cotenant.render.table import table
 
 
 def parse_planners(names: str | None) -> list[str]:
-    """Parse planners from ``a,b``; None is all of them. Raises PlanError for one that does not exist."""
+    """Parse planners from ``a,b``; None is all but the papers' baselines. Raises PlanError for one that does not
+    exist."""
     if names is None:
-        return planners()
+        return [name for name in planners() if name not in BASELINES]
     selected = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not selected:
         raise ConfigError(f"--planners {names!r} names none; write some of {','.join(planners())}")

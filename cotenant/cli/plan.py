@@ -63,7 +63,7 @@ def plan(
     settings: ServerSettings = None,
     model_repository: ModelRepository = None,
     planner: PlannerName = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Compare all planners.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all planners but baselines.")] = False,
     planners: Annotated[
         str | None, typer.Option("--planners", metavar="A,B,...", help="Planners that --compare compares.")
     ] = None,

@@ -4,6 +4,6 @@ point of your own package (see registry.py)."""
 from __future__ import annotations
 
 from cotenant.planners.problem import Arrivals, Objective, Problem
-from cotenant.planners.registry import PLANNERS, Planner, load_planner, planner_names
+from cotenant.planners.registry import BASELINES, PLANNERS, Planner, load_planner, planner_names
 
-__all__ = ["PLANNERS", "Arrivals", "Objective", "Planner", "Problem", "load_planner", "planner_names"]
+__all__ = ["BASELINES", "PLANNERS", "Arrivals", "Objective", "Planner", "Problem", "load_planner", "planner_names"]

@@ -10,6 +10,7 @@ takes the next larger one.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -21,12 +22,11 @@ from cotenant.planners.capacity import (
     ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
-    build_plan,
     fits_device,
     latency_curve,
     max_throughput_batch,
-    sorted_by_price,
 )
+from cotenant.planners.kind_by_kind import plan_kind_by_kind
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -39,15 +39,15 @@ class _Item(msgspec.Struct, frozen=True):
 
 def plan(problem: Problem) -> Plan:
     """Plan by best-fit decreasing, on the cheapest kind first."""
-    unserved = {model: rate for model, rate in problem.rates.items() if rate > 0}
+    return plan_kind_by_kind(problem, "bestfit", lambda kind, rates: _pack(problem, kind, rates))
+
+
+def _pack(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[DeviceDraft]:
     devices: list[DeviceDraft] = []
-    for kind in sorted_by_price(problem.fleet):
-        items = [item for model, rate in unserved.items() for item in _items(problem, kind, model, rate)]
-        for item in sorted(items, key=lambda item: -item.share):
-            if _place(problem, kind, devices, item):
-                unserved[item.model] -= item.rate
-        unserved = {model: rate for model, rate in unserved.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
-    return build_plan(problem, "bestfit", devices)
+    items = [item for model, rate in rates.items() for item in _items(problem, kind, model, rate)]
+    for item in sorted(items, key=lambda item: -item.share):
+        _place(problem, kind, devices, item)
+    return devices
 
 
 def _items(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Item]:
@@ -69,11 +69,10 @@ def _items(problem: Problem, kind: Kind, model: str, rate: float) -> list[_Item]
     return items
 
 
-def _place(problem: Problem, kind: Kind, devices: list[DeviceDraft], item: _Item) -> bool:
-    used = [device for device in devices if device.kind is kind]
-    candidates = [device for device in used if kind.max_partitions is None or len(device.cuts) < kind.max_partitions]
+def _place(problem: Problem, kind: Kind, devices: list[DeviceDraft], item: _Item) -> None:
+    candidates = [device for device in devices if kind.max_partitions is None or len(device.cuts) < kind.max_partitions]
     candidates.sort(key=lambda device: device.free)
-    if kind.count is None or len(used) < kind.count:
+    if kind.count is None or len(devices) < kind.count:
         candidates.append(DeviceDraft(kind, []))
     for device in candidates:
         for share in kind.cuts:
@@ -83,5 +82,4 @@ def _place(problem: Problem, kind: Kind, devices: list[DeviceDraft], item: _Item
                     if not device.cuts:
                         devices.append(device)
                     device.cuts.append(cut)
-                    return True
-    return False
+                    return

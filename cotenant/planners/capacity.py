@@ -188,12 +188,16 @@ def median_slowdown(problem: Problem, model: str, kind: Kind, share: int) -> flo
 
 
 class PartitionDraft(msgspec.Struct):
-    """Describe a partition while it is being planned. rates: requests/s by model; procs: workers of a model, where not
-    1."""
+    """Describe a partition while it is being planned.
+
+    rates: requests/s by model. procs: workers of a model, where not 1. batches: by model, where the planner decides on
+    them itself.
+    """
 
     share: int
     rates: dict[str, float]
     procs: dict[str, int] = {}
+    batches: dict[str, int] = {}
 
 
 class DeviceDraft(msgspec.Struct):
@@ -344,14 +348,22 @@ def build_plan(problem: Problem, planner: str, bins: Sequence[DeviceDraft]) -> P
     for bin_ in bins:
         if not any(cut.rates for cut in bin_.cuts):
             continue
-        made = batched_partitions(problem, bin_.kind, bin_.cuts, full=True) or batched_partitions(
-            problem, bin_.kind, bin_.cuts
-        )
+        made = _partitions(problem, bin_)
         assert made is not None, "a planner combined partitions that do not fit"
         first = numbers.get(bin_.kind.name, 0)
         numbers[bin_.kind.name] = first + bin_.count
         devices += [Device(id=DeviceId(bin_.kind.name, first + n), partitions=made) for n in range(bin_.count)]
     return with_totals(Plan(planner=planner, objective="devices", devices=tuple(devices)), problem)
+
+
+def _partitions(problem: Problem, draft: DeviceDraft) -> tuple[Partition, ...] | None:
+    """Return the partitions of a device, with the planner's batches or those with the most headroom."""
+    if all(cut.batches for cut in draft.cuts):
+        chosen = [[cut.batches[model] for model in cut.rates] for cut in draft.cuts]
+        return partitions_with_batches(problem, draft.kind, draft.cuts, chosen)
+    return batched_partitions(problem, draft.kind, draft.cuts, full=True) or batched_partitions(
+        problem, draft.kind, draft.cuts
+    )
 
 
 def with_totals(plan: Plan, problem: Problem) -> Plan:

@@ -37,8 +37,13 @@ PLANNERS: dict[str, str] = {
     "elastic": "cotenant.planners.elastic",
     "elastic-plus": "cotenant.planners.elastic_plus",
     "ideal": "cotenant.planners.ideal",
+    "gslice": "cotenant.planners.gslice",
+    "igniter": "cotenant.planners.igniter",
     "geometry": "cotenant.planners.geometry",
 }
+# Of these, the papers' systems that are here to be compared with: `cotenant compare --all` has them, and `cotenant plan
+# --compare` where they are named.
+BASELINES = frozenset({"gslice", "igniter"})
 GROUP = "cotenant.planners"
 
 

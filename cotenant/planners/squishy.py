@@ -9,6 +9,7 @@ occupancy: two share a device if, in the shorter of their duty cycles, both can 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,12 +20,11 @@ from cotenant.planners.capacity import (
     ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
-    build_plan,
     fits_device,
     latency_curve,
     max_throughput_batch,
-    sorted_by_price,
 )
+from cotenant.planners.kind_by_kind import plan_kind_by_kind
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -41,26 +41,23 @@ class Node(msgspec.Struct, frozen=True):
 
 def plan(problem: Problem) -> Plan:
     """Plan by squishy bin packing, on the cheapest kind first."""
-    unserved = {model: rate for model, rate in problem.rates.items() if rate > 0}
+    return plan_kind_by_kind(problem, "squishy", lambda kind, rates: _place(problem, kind, rates))
+
+
+def _place(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[DeviceDraft]:
+    """Give nodes devices; with too few devices, the fullest nodes get one."""
     devices: list[DeviceDraft] = []
-    for kind in sorted_by_price(problem.fleet):
-        nodes = _pack(problem, kind, unserved)
-        # With too few devices, the fullest nodes get one.
-        nodes.sort(key=lambda node: -node.occupancy)
-        free = math.inf if kind.count is None else kind.count
-        for node in nodes:
-            count = int(min(node.count, free))
-            if count == 0:
-                break
-            free -= count
-            devices.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
-            for model, rate in node.rates.items():
-                unserved[model] -= rate * count
-        unserved = {model: rate for model, rate in unserved.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
-    return build_plan(problem, "squishy", devices)
+    free = math.inf if kind.count is None else kind.count
+    for node in sorted(_pack(problem, kind, rates), key=lambda node: -node.occupancy):
+        count = int(min(node.count, free))
+        if count == 0:
+            break
+        free -= count
+        devices.append(DeviceDraft(kind, [PartitionDraft(kind.cuts[-1], node.rates)], count))
+    return devices
 
 
-def _pack(problem: Problem, kind: Kind, rates: dict[str, float]) -> list[Node]:
+def _pack(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[Node]:
     """Return nodes for all rates, as if devices were unlimited; without models that this kind cannot serve."""
     curves = {model: latency_curve(problem, model, kind.name, kind.cuts[-1]) for model in rates}
     nodes: list[Node] = []

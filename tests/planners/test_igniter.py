@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.profile import Point, Profile
+from cotenant.planners import Problem
+from cotenant.planners.check import check
+from cotenant.planners.igniter import plan
+from cotenant.predictors import Load
+from experiments.data import igniter as published
+from tests.experiments.data import needs_data
+from tests.planners.problems import ProportionalInterference, linear
+
+UNITS = tuple(range(25, 1001, 25))  # iGniter's unit is 2.5 %
+
+
+def gpus(plan: Plan) -> list[list[tuple[str, int, int]]]:
+    """Model, batch and share of each partition, by device."""
+    return [
+        [(placement.model, placement.batch, cut.share) for cut in device.partitions for placement in cut.placements]
+        for device in plan.devices
+    ]
+
+
+def problem(rates: dict[str, float], slo: float = 0.1, **kind: object) -> Problem:
+    """Models that take 20 ms + 1 ms a row on a tenth of a device, in proportion less on more."""
+    return Problem(
+        models=tuple(Model(name=name, slo=slo) for name in rates),
+        rates=rates,
+        fleet=(msgspec.structs.replace(Kind(name="k", cuts=UNITS, count=None), **kind),),
+        profiles={(name, "k"): linear(name, "k", 0.002, 0.0001, UNITS, range(1, 33)) for name in rates},
+    )
+
+
+@needs_data
+def test_igniter_on_its_published_example_makes_the_published_plan() -> None:
+    """README of icloud-ecnu/igniter: what its program prints for targets of 15, 40 and 60 ms."""
+    coefficients = published.coefficients()
+    asked = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
+
+    def profile(name: str) -> Profile:
+        points = [
+            Point(
+                share=share, batch=batch, latency=coefficients.latency(Load(name, "v100", batch, share), ()), memory=0
+            )
+            for share in UNITS
+            for batch in range(1, 33)
+        ]
+        return Profile(name, "v100", points)
+
+    example = Problem(
+        models=tuple(Model(name=name, slo=ms / 1e3) for name, (ms, _) in asked.items()),
+        rates={name: float(rate) for name, (_, rate) in asked.items()},
+        fleet=(Kind(name="v100", cuts=UNITS, count=None),),
+        profiles={(name, "v100"): profile(name) for name in asked},
+        interference=coefficients,
+    )
+    made = plan(example)
+    assert [sorted(gpu) for gpu in gpus(made)] == [[("alexnet", 4, 100), ("resnet50", 8, 300), ("vgg19", 6, 375)]]
+    assert check(made, example) == []
+
+
+def test_igniter_batch_is_what_gathers_in_half_of_the_target() -> None:
+    """⌈200/s · 50 ms⌉ = 10 rows take 50 ms on (2 + 10 · 0.1) ms / 50 ms = 6 % of a device."""
+    assert gpus(plan(problem({"a": 200.0}))) == [[("a", 10, 75)]]
+    assert gpus(plan(problem({"a": 0.5}))) == [[("a", 1, 50)]]
+
+
+def test_igniter_under_interference_grows_every_model_of_the_device_that_is_late() -> None:
+    asked = problem({"a": 200.0, "b": 180.0})
+    assert gpus(plan(asked)) == [[("a", 10, 75), ("b", 9, 75)]]
+    slowed = msgspec.structs.replace(asked, interference=ProportionalInterference(3.0))
+    assert gpus(plan(slowed)) == [[("a", 10, 100), ("b", 9, 100)]]
+    assert check(plan(slowed), slowed) == []
+
+
+class Crowd:
+    """`crowd` doubles the latency of what is beside it."""
+
+    interferes: ClassVar[bool] = True
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return 2.0 if any(load.model == "crowd" for load in colocated) else 1.0
+
+
+def test_igniter_places_on_the_device_where_arrival_takes_least() -> None:
+    """`c` takes 20 % of a device, and 40 % beside `crowd`, which has the first device."""
+    asked = problem({"crowd": 2500.0, "big": 2500.0, "c": 200.0}, slo=0.024, cuts=(200, 400, 600))
+    assert gpus(plan(asked)) == [[("crowd", 30, 600), ("c", 3, 200)], [("big", 30, 600)]]
+    slowed = msgspec.structs.replace(asked, interference=Crowd())
+    assert gpus(plan(slowed)) == [[("crowd", 30, 600)], [("big", 30, 600), ("c", 3, 200)]]
+    alone = msgspec.structs.replace(slowed, rates={"crowd": 2500.0, "c": 200.0})
+    assert gpus(plan(alone)) == [[("crowd", 30, 600), ("c", 3, 400)]]
+
+
+def test_igniter_splits_a_rate_beyond_a_device_into_equal_parts() -> None:
+    made = plan(problem({"a": 20_000.0}))
+    assert made.unserved == {}
+    (rate,) = {placement.rate for device in made.devices for cut in device.partitions for placement in cut.placements}
+    assert made.rate("a") == pytest.approx(20_000.0)
+    assert rate < 20_000.0
+    short = plan(problem({"a": 20_000.0}, count=1))
+    assert 0 < short.unserved["a"] < 20_000.0
+
+
+def test_igniter_leaves_a_target_that_no_share_meets_unserved() -> None:
+    assert plan(problem({"a": 10.0}, slo=0.001)).unserved == {"a": 10.0}
