@@ -137,7 +137,7 @@ async def measure(
                 greedy.failure.result()
         finally:
             greedy.pool = None
-            cores = {name: pinned[0] for name, pinned in backend._pinned.items()}
+            cores = {name: pinned[0] for name, pinned in backend._pins.lanes.items()}
             await pool.close(grace=5.0)
     return [_summary(lane, backend, cores.get(lane.name, ())) for lane in lanes]
 

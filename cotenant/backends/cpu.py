@@ -4,20 +4,20 @@ With `enforcement="throttle"` a worker limits itself (`worker.cpu_throttle`), wh
 latency grow as 1/share. With `enforcement="quota"` the kernel limits it, through a control group that this user must be
 able to write; a batch then either fits into what is left of a period or waits for the next.
 
-With `lend` a share is a floor: what other lanes leave idle is used by whoever has work (`worker.lending`). Under
+With `lend` a share is a floor: what other lanes leave idle is used by whoever has work (`runtime.lending`). Under
 `enforcement="quota"` a lane then has a weight, and no quota.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 import threading
 from collections.abc import Collection, Mapping
 from typing import Literal
 
 from cotenant.backends import Launch, cgroup
+from cotenant.core.cpu_shares import CorePins, threads_of
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
@@ -44,7 +44,7 @@ class Cpu:
         self._reserve = reserve
         self._lend = lend
         self._lock = threading.Lock()
-        self._pinned: dict[LaneId, tuple[tuple[int, ...], float]] = {}  # lane → its cores, and what it uses of each
+        self._pins = CorePins()
 
     @functools.cached_property
     def cores(self) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Cpu:
         return tuple(share for share in shares if share == WHOLE or self._threads(share) < self._threads(share + 1))
 
     def _threads(self, share: int) -> int:
-        return math.ceil(self.capacity * share / WHOLE)
+        return threads_of(share, self.capacity)
 
     def capacity_fingerprint(self) -> str:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
@@ -106,14 +106,14 @@ class Cpu:
 
     def resize(self, shares: Mapping[LaneId, int]) -> dict[LaneId, Launch]:
         with self._lock:
-            self._pinned = {lane: pinned for lane, pinned in self._pinned.items() if lane not in shares}
+            self._pins.free(shares)
             ordered = sorted(shares.items(), key=lambda item: -item[1])
             return {lane: self._launch(lane, share) for lane, share in ordered}
 
     def _launch(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         budget = self.capacity * share / WHOLE
         threads = self._threads(share)
-        pinned = self._pin(lane, threads, budget / threads, leaving)
+        pinned = self._pins.pin(lane, self.cores, threads, budget / threads, leaving)
         if self._enforcement == "quota":
             self._quotas.make(lane, budget, weight=share if self._lend else None)
         return Launch(
@@ -131,7 +131,7 @@ class Cpu:
 
     def close(self, lane: LaneId) -> None:
         with self._lock:
-            self._pinned.pop(lane, None)
+            self._pins.free([lane])
         if self._enforcement == "quota":
             self._quotas.remove(lane)
 
@@ -140,19 +140,6 @@ class Cpu:
 
     def stop(self) -> None:
         pass
-
-    def _pin(self, lane: LaneId, threads: int, each: float, leaving: Collection[LaneId]) -> tuple[int, ...]:
-        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit. Cores
-        of lanes that leave count as free."""
-        used = dict.fromkeys(self.cores, 0.0)
-        for other, (cores, fraction) in self._pinned.items():
-            for core in cores if other not in leaving else ():
-                used[core] += fraction
-        roomy = [core for core in self.cores if used[core] + each < 1 + 1e-9]
-        if len(roomy) < threads:
-            return ()
-        self._pinned[lane] = (tuple(roomy[:threads]), each)
-        return self._pinned[lane][0]
 
     @functools.cached_property
     def _quotas(self) -> cgroup.Quotas:

@@ -43,9 +43,18 @@ class AdaptiveRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_adaptive(
-    problem: Problem, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int, log: Path | None
+    problem: Problem,
+    plan: Plan,
+    workload: Any,
+    failures: Any,
+    *,
+    seconds: float,
+    seed: int,
+    lend: bool,
+    log: Path | None,
 ) -> AdaptiveRun:
-    """Simulate with the controller that a server has. log: file for what it heard and said, for `cotenant replay`."""
+    """Simulate with the controller that a server has. lend: idle share of processors. log: file for what it heard and
+    said, for `cotenant replay`."""
     built = ControllerBuilt.of(problem, plan)
     controller = built.controller()
     lines = [header_line(built)]
@@ -68,7 +77,9 @@ def simulate_adaptive(
 
     rolled: list[Plan] = []
     adaptation = Adaptation(controller=controller, solver=Replanner(problem, plan.planner), log=told)
-    report = simulate(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, adaptation=adaptation)
+    report = simulate(
+        problem, plan, workload, seconds=seconds, seed=seed, failures=failures, adaptation=adaptation, lend=lend
+    )
     if log is not None:
         write_file(log, b"".join(lines).decode())
     return AdaptiveRun(

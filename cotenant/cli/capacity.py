@@ -14,6 +14,7 @@ from cotenant.cli.options import (
     Duration,
     Jobs,
     Json,
+    Lend,
     ModelRepository,
     PlannerName,
     PlotFile,
@@ -43,6 +44,7 @@ def capacity(
         ),
     ] = None,
     workload: WorkloadFile = None,
+    lend: Lend = False,
     duration: Duration = 60.0,
     seeds: Seeds = 5,
     seed: Seed = 0,
@@ -62,8 +64,10 @@ def capacity(
     runs = tuple(range(seed, seed + seeds))
     if growth is None:
         asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
-        report_capacity(asked, answer, workload, duration, runs, jobs, output)
+        report_capacity(asked, answer, workload, duration, runs, jobs, output, lend=lend)
         return
+    if lend:
+        raise ConfigError("--growth counts on shares alone, as plans do; leave it out, or leave out --lend")
     if plan_file is not None:
         raise ConfigError("--growth makes its own plans; leave it out, or leave out --plan")
     asked = load_problem(problem, settings, model_repository)

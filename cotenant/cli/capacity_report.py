@@ -48,8 +48,11 @@ def report_capacity(
     seeds: Sequence[int],
     jobs: int,
     output: Output,
+    *,
+    lend: bool = False,
 ) -> None:
-    """Find and show the capacity of a plan: `capacity` without --growth. file: of a workload."""
+    """Find and show the capacity of a plan: `capacity` without --growth. file: of a workload. lend: idle share of
+    processors."""
     from cotenant.cli.reports import input_files
     from cotenant.render.charts import save_capacity
     from cotenant.sim.capacity import peak_rates
@@ -62,7 +65,7 @@ def report_capacity(
     check_rates(workload, rates)
     total = sum(rates.values()) if rates.keys() >= workload.sources.keys() else None
     with task_pool(min(jobs, len(seeds))) as workers:
-        capacity = search_capacity(problem, plan, workload, seconds, seeds, workers)
+        capacity = search_capacity(problem, plan, workload, seconds, seeds, workers, lend=lend)
     check_simulated(capacity.levels, seconds)
     summary = capacity_summary(capacity, plan, total, len(seeds), unit)
     levels = level_table(capacity, total, seconds, len(seeds), unit)
@@ -148,7 +151,14 @@ def check_simulated(levels: Sequence[LoadLevel], seconds: float) -> None:
 
 
 def search_capacity(
-    problem: Problem, plan: Plan, workload: Workload, seconds: float, seeds: Sequence[int], workers: TaskPool
+    problem: Problem,
+    plan: Plan,
+    workload: Workload,
+    seconds: float,
+    seeds: Sequence[int],
+    workers: TaskPool,
+    *,
+    lend: bool = False,
 ) -> Capacity:
     """Bisect for the capacity, showing progress."""
     from cotenant.sim.capacity import SimulationTask, attainment_at, find_capacity, run_simulation
@@ -162,7 +172,7 @@ def search_capacity(
             progress.update(task, description=f"{multiple:.2f} x")
             scaled = workload.scaled(multiple)
             tasks = [
-                SimulationTask(problem=problem, plan=plan, workload=scaled, seconds=seconds, seed=seed)
+                SimulationTask(problem=problem, plan=plan, workload=scaled, seconds=seconds, seed=seed, lend=lend)
                 for seed in seeds
             ]
             progress.advance(task)

@@ -215,6 +215,10 @@ Duration = Annotated[
     ),
 ]
 Scale = Annotated[float, typer.Option("--scale", min=0.0, help="Multiple of the planned rates to send.")]
+Lend = Annotated[
+    bool,
+    typer.Option("--lend", help="Lend idle share of processors, as a server does; without it, shares are ceilings."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 Rates = Annotated[
     list[str] | None, typer.Option("--rate", metavar="MODEL=RATE", help="Requests/s of a model; repeat for several.")

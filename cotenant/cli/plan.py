@@ -33,7 +33,7 @@ from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
 from cotenant.planners.explain import Explanation, explain, gain, probes
-from cotenant.planners.forecast import forecast
+from cotenant.planners.forecast import Forecast, forecast
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
@@ -49,13 +49,15 @@ MEMORY_SHOWN = 0.5  # fraction of a device's memory in use from which on it is s
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold a plan and what to show of it. current, file: the current plan, and where it was read."""
+    """Hold a plan and what to show of it. current, file: the current plan, and where it was read. lent: the forecast
+    with lending."""
 
     problem: Problem
     plan: Plan
     current: Plan | None
     file: str
     reasons: Explanation | None
+    lent: Forecast | None
 
 
 def plan(
@@ -79,6 +81,9 @@ def plan(
     ] = None,
     time_limit: TimeLimit = None,
     arrivals: ArrivalsOption = None,
+    lend: Annotated[
+        bool, typer.Option("--lend", help="Predict also what lending idle share of processors gives on average.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
     plot: PlotFile = None,
     report: ReportFile = None,
@@ -89,7 +94,14 @@ def plan(
         check_drawable(plot)  # an error now, not after profiling
     check_report(report)
     if compare:
-        given = {"--planner": planner, "--explain": explain, "--diff": diff, "--output": output, "--plot": plot}
+        given: dict[str, object] = {
+            "--planner": planner,
+            "--explain": explain,
+            "--diff": diff,
+            "--output": output,
+            "--plot": plot,
+        }
+        given["--lend"] = lend
         if wrong := [flag for flag, value in given.items() if value]:
             raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
         compare_plans(
@@ -111,13 +123,14 @@ def plan(
     asked, answer = load_planned(
         problem, settings, model_repository, planner, current, time_limit, arrivals=arrivals, portfolio=portfolio
     )
+    lent = forecast(answer, asked, lend=True) if lend else None
     if output is not None:
         write_file(output, answer.to_json().decode())
     if plot is not None:
         save_plan(answer, plot)
         print_written(plot)
     reasons = explain_with_gains(asked, answer, portfolio=portfolio) if explain else None
-    found = PlanAnswer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons)
+    found = PlanAnswer(problem=asked, plan=answer, current=current, file=str(diff), reasons=reasons, lent=lent)
     if report is not None:
         report_plan(report, found, problem, settings, diff)
     show_plan(found, json=json)
@@ -187,7 +200,7 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
     """Print a plan; as JSON the plan alone, or an object with the difference and explanation that were asked for."""
     changes = None if answer.current is None else diff_plans(answer.current, answer.plan)
     if json:
-        parts_of = {"difference": changes, "explanation": answer.reasons}
+        parts_of = {"difference": changes, "explanation": answer.reasons, "forecast_with_lending": answer.lent}
         asked = {name: value for name, value in parts_of.items() if value is not None}
         text = answer.plan.to_json()
         if asked:
@@ -201,7 +214,9 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         plan_table(answer.plan, models),
         plan_bars(answer.plan),
         *([split_table(answer.plan, answer.problem)] if answer.plan.split else []),
-        forecast_table(forecast(answer.plan, answer.problem), (*answer.problem.applications, *models)),
+        forecast_table(
+            forecast(answer.plan, answer.problem), (*answer.problem.applications, *models), lent=answer.lent
+        ),
     ]
     if answer.reasons is not None:
         parts += [provenance_view(answer.plan), reasons_view(answer.reasons)]

@@ -14,6 +14,7 @@ from cotenant.cli.options import (
     Duration,
     Jobs,
     Json,
+    Lend,
     ModelRepository,
     PlannerName,
     PlotFile,
@@ -60,6 +61,7 @@ def simulate(
     duration: Duration = 60.0,
     seed: Seed = 0,
     jobs: Jobs = 2,
+    lend: Lend = False,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Plan again during the run, with the controller of `cotenant serve`.")
     ] = False,
@@ -92,7 +94,7 @@ def simulate(
     workload = workload_for_plan(asked, answer, rate, scale, workload_file)
     if changes:
         without_failures(workload_file)
-        question = Scenario(planner=planner or answer.planner, problem=asked, workload=workload)
+        question = Scenario(planner=planner or answer.planner, problem=asked, workload=workload, lend=lend)
         outcomes = run_what_ifs(question, answer, changes, seconds=duration, seed=seed, jobs=jobs, json=json)
         if report is not None:
             report_what_ifs(report, outcomes, asked, [problem, settings, plan_file, workload_file])
@@ -102,7 +104,9 @@ def simulate(
         from cotenant.cli.adaptive_simulation import adaptive_view, decision_table, simulate_adaptive
         from cotenant.render.page import Section
 
-        run = simulate_adaptive(asked, answer, workload, failures, seconds=duration, seed=seed, log=event_log)
+        run = simulate_adaptive(
+            asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend, log=event_log
+        )
         if json:
             show_json(run.to_json())
         else:
@@ -113,7 +117,7 @@ def simulate(
                 report, asked, answer, run.report, [problem, settings, plan_file, workload_file], decisions
             )
         return
-    result = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed)
+    result = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend)
     if plot is not None:
         save_timeline(result, plot, {model.name: model.slo for model in asked.models})
         print_written(plot)
@@ -180,7 +184,9 @@ def without_failures(file: Path | None) -> None:
         raise ConfigError(f"{file}: failures are for one run of `cotenant simulate`; leave them out here")
 
 
-def simulate_recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int) -> Any:
+def simulate_recorded(
+    problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int, lend: bool
+) -> Any:
     """Simulate with a recorded timeline, showing progress."""
     from cotenant.runtime.dispatcher import Dispatcher
     from cotenant.sim.recorder import Recorder, lane_places
@@ -197,5 +203,5 @@ def simulate_recorded(problem: Any, plan: Plan, workload: Any, failures: Any, *,
         slots = lane_places(plan, problem.fleet)
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
-        report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, handle=recorder)
+        report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, lend=lend, handle=recorder)
     return msgspec.structs.replace(report, timeline=recorder.timeline())

@@ -4,7 +4,8 @@ The server is a process of its own, as in production. Each load is sent twice, a
 recorded batch latencies of the second run: the remaining difference is the simulator's own error in queueing and
 admission (correlated inspection of a trace-driven model). And once with the latencies of the first run alone: this
 prediction cannot be closer than the two live runs are to each other, which is shown next to it, since on a shared
-machine batch latencies drift by a tenth within minutes.
+machine batch latencies drift by a tenth within minutes. A third simulation has only the profiles to go by, and lends
+idle share of processors where the server does: what is said of a plan before anything has run.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Compare the runs at one load. Each report is of the same arrivals.
 
     live: of the second run; first: of the one before it. simulated: with the batch latencies of the second run, each
-    when it ran. predicted: with the distribution of batch latencies of the first run.
+    when it ran. predicted: with the distribution of batch latencies of the first run. profiled: with those of the
+    profiles, idle share lent where the server lends it (`lent`).
     batches: how long batches took in the second run over how long they took in the first, by model. slowdowns: what
     they took over their profile, by model and share in percent; outside: seconds that a request spent outside of the
     server, by model; both of the second run.
@@ -64,6 +66,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     simulated: Report
     predicted: Report
     first: Report
+    profiled: Report
+    lent: bool
     batches: dict[str, float]
     slowdowns: dict[str, float]
     outside: dict[str, float]
@@ -109,7 +113,8 @@ def validate(
         if compared.replay_difference:
             raise typer.Exit(1)
         return
-    result = uvloop.run(compare_loads(problem, flags, scale or SCALES, duration, seed))
+    lend = wanted.lend and any(kind.processors for kind in problem.fleet)
+    result = uvloop.run(compare_loads(problem, flags, scale or SCALES, duration, seed, lend=lend))
     if json:
         show_json(result)
     else:
@@ -117,9 +122,10 @@ def validate(
 
 
 async def compare_loads(
-    problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int
+    problem: Problem, flags: Sequence[str], loads: Sequence[float], seconds: float, seed: int, *, lend: bool = False
 ) -> Result:
-    """Run every load twice live, and simulate it. flags: of `cotenant serve`, whose plan must be for this problem."""
+    """Run every load twice live, and simulate it. flags: of `cotenant serve`, whose plan must be for this problem.
+    lend: whether it lends idle share of processors."""
     from cotenant.cli.client import bodies_for
     from cotenant.live.load_generator import generate_load as send
     from cotenant.runtime.lane_specs import lane_specs
@@ -143,10 +149,19 @@ async def compare_loads(
             )
 
         def simulated(
-            workload: Workload, batches: Mapping[Key, BatchTimes | RecordedBatches], outside: Mapping[str, OutsideTime]
+            workload: Workload,
+            batches: Mapping[Key, BatchTimes | RecordedBatches],
+            outside: Mapping[str, OutsideTime],
+            lend: bool = False,  # what was recorded has been lent already
         ) -> Report:
             report = simulate(
-                _without_outside_time(problem, outside), plan, workload, seconds=seconds, seed=seed, observed=batches
+                _without_outside_time(problem, outside),
+                plan,
+                workload,
+                seconds=seconds,
+                seed=seed,
+                observed=batches,
+                lend=lend,
             )
             return _with_outside_time(report, outside, [model.name for model in models])
 
@@ -169,6 +184,8 @@ async def compare_loads(
                         workload, fit_batch_times(lanes, first_observed.batches), outside_time(first, first_observed)
                     ),
                     first=first,
+                    profiled=simulated(workload, {}, outside_time(first, first_observed), lend),
+                    lent=lend,
                     batches=batch_time_drift(first_observed, observed),
                     slowdowns=slowdowns(plan, problem, observed),
                     outside={name: spent.mean for name, spent in outside.items()},
@@ -293,6 +310,8 @@ def comparison_summary(compared: Comparison) -> list[str]:
         f"simulated with its own batches: {largest_difference(compared.simulated, compared.live)}"
         + (busy if lag > MAX_LAG else ""),
         f"predicted from the first run: {largest_difference(compared.predicted, compared.live)}",
+        f"predicted from the profiles{', idle share lent' if compared.lent else ''}: "
+        + largest_difference(compared.profiled, compared.live),
         f"the first live run: {largest_difference(compared.first, compared.live)}",
     ]
 

@@ -31,6 +31,8 @@ from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Arrivals, Objective, Problem
 
+MAX_PROCESSORS = 4096
+
 
 class _ModelEntry(msgspec.Struct, forbid_unknown_fields=True):
     """Read a model. slo: may be missing where applications use the model; their SLOs apply then."""
@@ -52,6 +54,7 @@ class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     cuts: tuple[float, ...] | None = None
     geometry: str | None = None
     max_partitions: int | None = None
+    processors: float | None = None
 
 
 class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -185,8 +188,16 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
         raise ConfigError(f"{place}.kind: {entry.kind!r} must not contain '/'; rename it")
     if entry.max_partitions is not None and entry.max_partitions < 1:
         raise ConfigError(f"{place}.max_partitions: {entry.max_partitions} must be at least 1")
+    if entry.processors is not None and not 0 < entry.processors <= MAX_PROCESSORS:
+        raise ConfigError(f"{place}.processors: {entry.processors:g} must lie above 0 and be at most {MAX_PROCESSORS}")
     count = parse_count(entry.count, f"{place}.count")
-    kind = Kind(name=entry.kind, count=count, price=entry.price, max_partitions=entry.max_partitions)
+    kind = Kind(
+        name=entry.kind,
+        count=count,
+        price=entry.price,
+        max_partitions=entry.max_partitions,
+        processors=entry.processors or 0.0,
+    )
     if entry.geometry is not None:
         if entry.cuts is not None:
             raise ConfigError(f"{place}: a geometry defines the legal cuts; write one of `geometry` and `cuts`")

@@ -39,7 +39,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     placements. None: any cuts whose sum is at most the whole.
     in_place: ranges of shares within which a worker's share changes without a new worker, by the last share of each,
     ascending; empty: every share needs a worker of its own. batches_grow: a worker takes larger batches than it was
-    started for. processors: of the server's own machine, that models get of such a device; 0 where it is a GPU.
+    started for. processors: that models get of such a device, whose shares are of processor time; 0 where it is a GPU.
     """
 
     name: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cotenant.core.identity import LaneId
+from cotenant.runtime.lending import BOARD_SIZE, LendingBoard
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.lending import BOARD_SIZE, LendingBoard
 
 
 class Lending:

@@ -35,11 +35,12 @@ SPELLINGS = "rate=2, devices=-1, kind=v100:t4, slo=resnet50:50ms, planner=elasti
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe what to plan and simulate: planner, problem and workload."""
+    """Describe what to plan and simulate: planner, problem and workload. lend: idle share of processors."""
 
     planner: str
     problem: Problem
     workload: Workload
+    lend: bool = False
 
 
 class ScenarioChange(msgspec.Struct, frozen=True):
@@ -119,7 +120,15 @@ def run_scenario(trial: ScenarioTask) -> ScenarioResult:
     names = [model.name for model in problem.models]
     slots = lane_places(plan, problem.fleet)
     recorder = Recorder(Dispatcher().handle, names, slots, seconds=trial.seconds, intervals=1)
-    report = simulate(problem, plan, question.workload, seconds=trial.seconds, seed=trial.seed, handle=recorder)
+    report = simulate(
+        problem,
+        plan,
+        question.workload,
+        seconds=trial.seconds,
+        seed=trial.seed,
+        lend=question.lend,
+        handle=recorder,
+    )
     utilisation = recorder.timeline().utilisation
     return ScenarioResult(label=trial.label, plan=plan, report=report, utilisation=utilisation)
 

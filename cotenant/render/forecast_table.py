@@ -14,15 +14,19 @@ from cotenant.planners.forecast import Forecast
 from cotenant.render.table import table
 
 
-def forecast_table(forecast: Forecast, targets: Iterable[Model | Application]) -> Table:
-    """Tabulate the predicted SLO attainment of a plan under Poisson arrivals, by model and application."""
+def forecast_table(forecast: Forecast, targets: Iterable[Model | Application], lent: Forecast | None = None) -> Table:
+    """Tabulate the predicted SLO attainment of a plan under Poisson arrivals, by model and application. lent: the
+    forecast with lending, of which the median is shown."""
     predictions = forecast.models | forecast.applications
-    rows = table("predicted, under Poisson arrivals", "model", ">goodput/s", ">p50", ">p99", ">target", ">attainment")
+    with_lending = {} if lent is None else lent.models | lent.applications
+    headings = (">goodput/s", ">p50", *([] if lent is None else [">p50, lent"]), ">p99", ">target", ">attainment")
+    rows = table("predicted, under Poisson arrivals", "model", *headings)
     for target in targets:
         if target.name in predictions:
             predicted = predictions[target.name]
             colour = "green" if predicted.attainment >= target.attainment else "red"
-            latencies = (show_seconds(seconds) for seconds in (predicted.p50, predicted.p99, target.slo))
+            medians = [predicted.p50, *([with_lending[target.name].p50] if with_lending else [])]
+            latencies = (show_seconds(seconds) for seconds in (*medians, predicted.p99, target.slo))
             attainment = f"[{colour}]{predicted.attainment * 100:.2f} %[/]"
             rows.add_row(escape(target.name), f"{predicted.rate:.1f}", *latencies, attainment)
     return rows

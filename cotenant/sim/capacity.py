@@ -80,18 +80,19 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a run to simulate: a plan under a workload."""
+    """Describe a run to simulate: a plan under a workload. lend: idle share of processors."""
 
     problem: Problem
     plan: Plan
     workload: Workload
     seconds: float
     seed: int
+    lend: bool = False
 
 
 def run_simulation(task: SimulationTask) -> Report:
     """Simulate a task."""
-    return simulate(task.problem, task.plan, task.workload, seconds=task.seconds, seed=task.seed)
+    return simulate(task.problem, task.plan, task.workload, seconds=task.seconds, seed=task.seed, lend=task.lend)
 
 
 def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:

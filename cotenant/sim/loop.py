@@ -65,10 +65,10 @@ def play(
     """Run until nothing is left to do; return the time of the last event in seconds.
 
     handle: a dispatcher, or the `handle` of whatever wraps one and wants to see every event. requests: in order of
-    arrival. service: seconds of a batch that starts at a given time. ended: called with each reply and its time;
-    returns
-    the requests that follow from it, which arrive then or later. actor: what else happens. At equal times the actor
-    comes first, then pending events in the order in which they were scheduled, then `requests`.
+    arrival. service: seconds of a batch that starts at a given time; infinity where the actor tells of its end. ended:
+    called with each reply and its time; returns the requests that follow from it, which arrive then or later. actor:
+    what else happens. At equal times the actor comes first, then pending events in the order in which they were
+    scheduled, then `requests`.
     """
     dispatcher = handle if isinstance(handle, Dispatcher) else None
     tell = handle.handle if isinstance(handle, Dispatcher) else handle
@@ -137,6 +137,8 @@ class _Agenda:
                 if seconds >= LONG:
                     self._acts = self._actor.due
                     self.due = min(self.due, self._acts)
+                    if seconds == math.inf:
+                        continue  # the actor tells when it ends
                 self._at(now + seconds, Finished(command.lane, command.batch))
             elif type(command) is Reply:
                 for follower in self._ended(command, now):

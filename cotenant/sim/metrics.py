@@ -35,13 +35,23 @@ class CountingService:
         self._busy = busy
 
     def serve(self, run: Run, now: float) -> float:
+        rows, predicted, took = self.draw(run, now)
+        self.count(run, rows, predicted, took)
+        return took
+
+    def draw(self, run: Run, now: float) -> tuple[int, float, float]:
+        """Return the rows of a batch that begins, its predicted seconds, and its true seconds."""
         rows, predicted, took = self._service.takes(run, now)
-        self._ledgers[run.model].ran(rows, predicted, took)
         if took >= LONG and self._began is not None:
             self._began(run, predicted, took, now)
+        return rows, predicted, took
+
+    def count(self, run: Run, rows: int, predicted: float, took: float, lent: float = 0.0) -> None:
+        """Count a batch. lent: seconds that it ended earlier than on its share alone; to its model they count as if it
+        had taken them."""
+        self._ledgers[run.model].ran(rows, predicted, took + lent)
         if self._busy is not None:
             self._busy[run.lane] = self._busy.get(run.lane, 0.0) + took
-        return took
 
     def ended(self, reply: Reply, now: float) -> Iterable[Request]:
         requests = reply.requests

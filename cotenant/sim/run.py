@@ -30,6 +30,7 @@ from cotenant.runtime.lane_specs import lane_specs
 from cotenant.sim.adaptation import Adaptation, AdaptationDriver
 from cotenant.sim.applications import drawn_fanouts, reported_slos
 from cotenant.sim.closed_loop import ClosedLoopCallers
+from cotenant.sim.lending import LendingActor, LentProcessors
 from cotenant.sim.loop import Actor, Handle, Script, play
 from cotenant.sim.metrics import CountingService
 from cotenant.sim.service import BatchTimes, Key, Noise, Overhead, RecordedBatches, Service
@@ -63,6 +64,7 @@ def simulate(
     startup: float | None = None,
     overhead: Overhead | None = None,
     observed: Mapping[Key, BatchTimes | RecordedBatches] = MappingProxyType({}),
+    lend: bool = False,
     handle: Handle | None = None,
     over: Over | None = None,
 ) -> Report:
@@ -76,10 +78,11 @@ def simulate(
     devices of its own. foreign_load: (time, slowdown of all batches from then on, until the next), for other programs
     on the same machine.
     startup: seconds until a worker is ready; None: as profiled (``start_s``), or 0. observed: batch latencies observed
-    on a lane, instead of those of profiles and interference. handle: replaces that of a new dispatcher, to record
+    on a lane, instead of those of profiles and interference. lend: shares of processors are floors, and what is idle is
+    lent, as a server does by default; otherwise they are ceilings. handle: replaces that of a new dispatcher, to record
     events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
     Raises PlanError for a plan that cannot stand on the problem's devices, or for a rollout during which a device lacks
-    the memory for the workers of both plans.
+    the memory for the workers of both plans, and ConfigError for lending where no device has processors.
     """
     workload = Workload.poisson(problem.rates) if workload is None else workload
     for name in (*workload.sources, *workload.timeouts):
@@ -88,6 +91,7 @@ def simulate(
     watched = reported_slos(problem, plan, workload)
     ledgers = {each.name: OutcomeLedger() for each in watched}
     service = Service(seed=seed, overhead=overhead)
+    processors = LentProcessors(problem.fleet, problem.profiles, _reserved(problem)) if lend else None
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
         _stands(plan, problem)
@@ -95,6 +99,8 @@ def simulate(
 
     def opened(lanes: Mapping[LaneId, LaneAssignment]) -> None:
         service.open([lane.spec for lane in lanes.values()], _really(lanes, problem) | dict(observed))
+        if processors is not None:
+            processors.open(lanes)
 
     def starts(lane: LaneAssignment) -> float:
         return _profiled(lane, problem) if startup is None else startup
@@ -115,7 +121,7 @@ def simulate(
         driver.start(plan, problem.rates if adaptation.rates is None else adaptation.rates)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
-    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver)
+    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver, processors)
     return Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
 
 
@@ -151,6 +157,7 @@ def _run(
     handle: Handle | None,
     over: Over | None = None,
     driver: AdaptationDriver | None = None,
+    processors: LentProcessors | None = None,
 ) -> None:
     """Simulate, filling the ledgers as requests end."""
     requests, follow = generate_requests(models, workload, seconds, seed)
@@ -161,7 +168,11 @@ def _run(
     began = actor.began if isinstance(actor, Workers) else None
     busy = None if driver is None else driver.busy
     counted = CountingService(ledgers, service, follow, began, busy)
-    play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
+    if processors is None:
+        play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
+        return
+    lending = LendingActor(processors, counted, actor)
+    play(handle or Dispatcher(), requests, lending.serve, counted.ended, lending)
 
 
 def generate_requests(
@@ -250,6 +261,12 @@ def _profiled(lane: LaneAssignment, problem: Problem) -> float:
     return max(
         [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0
     )
+
+
+def _reserved(problem: Problem) -> float:
+    """Return the processors that are kept for the server, over those that models get."""
+    front_end = problem.front_end
+    return front_end.reserved / front_end.processors if front_end is not None and front_end.processors else 0.0
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:

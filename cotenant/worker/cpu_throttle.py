@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-MAX_CREDIT = 0.05  # seconds
+from cotenant.runtime.lending import MAX_CREDIT
 
 
 class CpuThrottle:

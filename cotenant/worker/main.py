@@ -25,13 +25,13 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import DeviceError, ModelError, WorkerError
+from cotenant.runtime.lending import BOARD_SIZE, Borrower, LendingBoard, look_interval
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
 from cotenant.worker.background import in_background
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
-from cotenant.worker.lending import BOARD_SIZE, Borrower, LendingBoard, look_interval
 from cotenant.worker.parent_death import die_with_parent
 from cotenant.worker.wire import (
     BatchResult,

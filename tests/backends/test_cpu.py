@@ -78,7 +78,7 @@ def test_cpu_cores_are_never_allocated_twice(shares: list[int], cores: int) -> N
     for index, share in enumerate(shares):
         lane = LaneId(DeviceId("cpu"), index)
         launch = backend.open(lane, share)
-        if lane in backend._pinned:
+        if lane in backend._pins.lanes:
             assert launch.threads == len(set(launch.cores))
             for core in launch.cores:
                 busy[core] += share * cores / 1000 / launch.threads

@@ -51,6 +51,27 @@ rate = 20
     assert "plan again" in program(*command).out
 
 
+def test_simulate_with_lending_takes_what_others_leave(program: Program, folder: Path) -> None:
+    text = (folder / "problem.toml").read_text()
+    text = text.replace("count = 1", "count = 1\nprocessors = 2").replace("profiles.csv", "throttled.csv")
+    text = text.replace("60, 80, 100", "60")
+    (folder / "lending.toml").write_text(text)
+    rows = [f"{name},cpu,{share},1,{100 / share},1,1" for name in ("identity", "lookup") for share in (20, 40, 100)]
+    header = "model,kind,share_pct,batch,latency_ms,memory_mib,cpu_ms"
+    (folder / "throttled.csv").write_text("\n".join([header, *rows]))
+    runs = [("simulate",), ("simulate", "--lend"), ("simulate", "--lend", "--adapt")]
+    found = [json.loads(program(*run, "lending.toml", "--duration", "10", "--json").out) for run in runs]
+    held, lent, adapting = ({row["model"]: row["p50_s"] for row in run["models"]} for run in found)
+    assert lent["identity"] < held["identity"] and adapting["identity"] < held["identity"]
+    table = program("plan", "lending.toml", "--lend").out
+    assert "lent" in table and "lent" not in program("plan", "lending.toml").out
+    answer = json.loads(program("plan", "lending.toml", "--lend", "--json").out)
+    assert answer["forecast_with_lending"]["models"].keys() == {"identity", "lookup"} and answer["plan"]["devices"]
+    both = program("simulate", "lending.toml", "--lend", "--what-if", "rate=1.1", "--duration", "10", "--json")
+    now = json.loads(both.out)[0]["report"]
+    assert {row["model"]: row["p50_s"] for row in now["models"]} == lent
+
+
 def test_simulate_with_prices_shows_cost(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     (folder / "problem.toml").write_text(text.replace("count = 1", "price = 3.6"))
@@ -90,6 +111,7 @@ def test_what_if_scenarios_are_compared(program: Program) -> None:
         ),
         ("--what-if rate=nobody:2", "rate=nobody:2: no model 'nobody'; there are identity, lookup"),
         ("--what-if rate=2 --plot a.svg", "--plot draws one run; leave it out, or leave out --what-if"),
+        ("--lend", "only shares of processors are lent, and no device has any; give `processors` in [[devices]]"),
         ("--plot run.txt", "run.txt: cannot draw a .txt; take .svg, .png or .pdf"),
     ],
 )

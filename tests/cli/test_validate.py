@@ -167,12 +167,22 @@ def test_comparison_summary_states_the_largest_differences() -> None:
     few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
     assert largest_difference(same, few) == "no model had 200 requests; run longer with --duration"
     it = Comparison(
-        load=0.5, live=other, simulated=same, predicted=same, first=other, batches={}, slowdowns={}, outside={}
+        load=0.5,
+        live=other,
+        simulated=same,
+        predicted=same,
+        first=other,
+        batches={},
+        slowdowns={},
+        outside={},
+        profiled=same,
+        lent=True,
     )
-    own, predicted, first = comparison_summary(it)
+    own, predicted, profiled, first = comparison_summary(it)
     assert own.startswith(f"simulated with its own batches: {largest_difference(same, other)}. Unreliable: ")
     assert own.endswith("the machine was busy, send lag p99: 20 ms")
     assert predicted == f"predicted from the first run: {largest_difference(same, other)}"
+    assert profiled == f"predicted from the profiles, idle share lent: {largest_difference(same, other)}"
     assert first == f"the first live run: {largest_difference(other, other)}"
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.worker.cpu_throttle import MAX_CREDIT, CpuThrottle
+from cotenant.runtime.lending import MAX_CREDIT
+from cotenant.worker.cpu_throttle import CpuThrottle
 
 
 class Machine:

@@ -14,22 +14,31 @@ from __future__ import annotations
 
 import msgspec
 
+from cotenant.core.cpu_shares import check_lending
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.forecast.applications import forecast_applications
+from cotenant.planners.forecast.lending import lent_slowdowns
 from cotenant.planners.forecast.models import forecast_models
 from cotenant.planners.forecast.results import Forecast, ModelForecast
 
 __all__ = ["Forecast", "ModelForecast", "attains", "forecast"]
 
 
-def forecast(plan: Plan, problem: Problem) -> Forecast:
+def forecast(plan: Plan, problem: Problem, *, lend: bool = False) -> Forecast:
     """Forecast a plan at the rates of the problem; with objective "rate", at the multiple that the plan serves.
 
-    Raises PlanError for a placement that was not profiled.
+    lend: with what lending idle share of processors gives on average (`lending`); a plan counts on its shares alone.
+    Raises PlanError for a placement that was not profiled, and ConfigError for lending where no device has processors.
     """
-    model_forecasts = forecast_models(plan, without_applications(problem, plan.split))
+    models_only = without_applications(problem, plan.split)
+    model_forecasts = forecast_models(plan, models_only)
+    if lend:
+        check_lending(problem.fleet)
+        model_forecasts = forecast_models(
+            plan, models_only, lent_slowdowns(plan, models_only, model_forecasts.utilisation)
+        )
     if not problem.applications:
         return model_forecasts
     return msgspec.structs.replace(model_forecasts, applications=forecast_applications(model_forecasts, plan, problem))

@@ -7,8 +7,9 @@ proportion to its free capacity, whatever rates the plan has.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,8 +29,11 @@ MAX_ITERATIONS = 6  # iterations of the fixed point of a round's length, which t
 MIN_FREE_FRACTION = 0.05  # fraction of a lane's time assumed free for a model, however busy the others are
 
 
-def forecast_models(plan: Plan, problem: Problem) -> Forecast:
-    """Forecast a plan for a problem without applications. Raises PlanError for a placement that was not profiled."""
+def forecast_models(
+    plan: Plan, problem: Problem, slowdowns: Mapping[tuple[LaneId, str], float] = MappingProxyType({})
+) -> Forecast:
+    """Forecast a plan for a problem without applications. slowdowns: of batches, besides interference, by lane and
+    model. Raises PlanError for a placement that was not profiled."""
     scale = plan.scale if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
     planned_rates = dict.fromkeys(offered, 0.0)
@@ -57,7 +61,8 @@ def forecast_models(plan: Plan, problem: Problem) -> Forecast:
                             partition.share,
                             placement.procs,
                             placement.batch,
-                            slowdown(problem, load, colocated),
+                            slowdown(problem, load, colocated)
+                            * slowdowns.get((LaneId(device.id, slot), placement.model), 1.0),
                             offered[model] * placement.rate / planned_rates[model] / placement.procs,
                             slos[model],
                             min(workers[model], MAX_STRIDE),

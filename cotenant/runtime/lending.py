@@ -29,6 +29,9 @@ MIN_LOOK: Final = 0.001
 MAX_LOOK: Final = 0.004
 LOOK_PART: Final = 1 / 4
 
+# Seconds that a worker is credited with at most for a batch that ended later than its share alone would have let it.
+MAX_CREDIT: Final = 0.05
+
 
 class LendingBoard:
     """memory: BOARD_SIZE bytes that the server shares with its workers. fresh: clear what was there before."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant.runtime.lending import BOARD_SIZE, MAX_LOOK, MIN_LOOK, SLOTS, Borrower, LendingBoard, look_interval
 from cotenant.worker import main
 from cotenant.worker.cpu_throttle import CpuThrottle
-from cotenant.worker.lending import BOARD_SIZE, MAX_LOOK, MIN_LOOK, SLOTS, Borrower, LendingBoard, look_interval
 
 
 def board() -> LendingBoard:
