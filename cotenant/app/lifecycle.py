@@ -73,6 +73,8 @@ async def running(
     if settings.adapt:
         await asyncio.to_thread(rate_forecast, settings.forecast)  # what it needs may not be installed
     corrections = ProfileCorrections()
+    limits = Limits(body=settings.max_body, memory=settings.max_memory)
+    memory = MemoryBudget(limits.memory)  # of both front ends and shared memory together
     async with tracing(settings.otlp_endpoint) as tracer, _opened(settings.event_log) as log:
         server = Server(
             nothing_yet(),
@@ -86,15 +88,13 @@ async def running(
             tracer=tracer,
             no_loads=NO_LOADS[settings.model_control_mode],
             response_cache=settings.response_cache,
-            client_memory=(settings.max_body, settings.max_memory) if settings.allow_client_shm else None,
+            client_memory=(settings.max_body, memory) if settings.allow_client_shm else None,
         )
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(
             settings, backend, told, corrections=corrections, found=server.found, say=server.starting
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
-        limits = Limits(body=settings.max_body, memory=settings.max_memory)
-        memory = MemoryBudget(limits.memory)  # of both front ends together
         http = HttpServer(
             server,
             page=server.page,

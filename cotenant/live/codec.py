@@ -33,7 +33,7 @@ from cotenant.live.oip import (
     to_values,
     unpack_strings,
 )
-from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedMemoryNamedError
+from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -120,12 +120,12 @@ def decode(
     header: int | None = None,
     block: object | None = None,
     start: int = 0,
-    shared: SharedMemory | None = None,
+    shared: SharedTensors | None = None,
 ) -> tuple[InferRequest, ResponseFormat]:
     """Return a request for a model, checked against it, and the format of its response.
 
     header: bytes of JSON at the beginning of the body; None where it is all JSON. block, start: the memory that
-    workers share, if the body lies there, and at which byte. shared: what callers have registered. Raises
+    workers share, if the body lies there, and at which byte. shared: reads what lies in callers' shared memory. Raises
     MalformedError, InvalidError, UnavailableError, and SharedMemoryNamedError for a tensor in shared memory where none
     is given.
     """
@@ -176,6 +176,7 @@ def decode(
         timeout=timeout,
         priority=priority,
         parameters=wire.parameters,
+        shared=shared,
     )
     _check_format(request, format_, info)
     return request, format_
@@ -190,7 +191,7 @@ def _parse(text: Data) -> _Request:
         raise MalformedError(_TOO_DEEP) from None
 
 
-def _shared_input(given: InputTensor, parameters: _TensorParameters, shared: SharedMemory | None) -> Tensor:
+def _shared_input(given: InputTensor, parameters: _TensorParameters, shared: SharedTensors | None) -> Tensor:
     """Return an input that lies in shared memory."""
     region, offset = parameters.shared_memory_region, parameters.shared_memory_offset
     if shared is None or region is None:
@@ -198,7 +199,7 @@ def _shared_input(given: InputTensor, parameters: _TensorParameters, shared: Sha
     return read_shared(shared, given, region, offset, parameters.shared_memory_byte_size)
 
 
-def _requested(wire: _Request, shared: SharedMemory | None) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
+def _requested(wire: _Request, shared: SharedTensors | None) -> tuple[tuple[RequestedOutput, ...], ResponseFormat]:
     """Return the outputs that a caller asks for, and their format."""
     format_ = _JSON
     parameters = wire.parameters
@@ -224,7 +225,7 @@ def _requested(wire: _Request, shared: SharedMemory | None) -> tuple[tuple[Reque
     return outputs, format_
 
 
-def _output_regions(outputs: Sequence[_Output], shared: SharedMemory | None) -> dict[str, OutputRegion]:
+def _output_regions(outputs: Sequence[_Output], shared: SharedTensors | None) -> dict[str, OutputRegion]:
     if shared is None:
         raise SharedMemoryNamedError
     regions: dict[str, OutputRegion] = {}

@@ -6,16 +6,21 @@ import asyncio
 import math
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 
+from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError, UnavailableError
 from cotenant.live.deployment import ServableModel, serves
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
+from cotenant.live.limits import MAX_AT_ONCE
 from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse
-from cotenant.live.response_cache import ResponseCache
+from cotenant.live.preparation import Preparations
+from cotenant.live.response_cache import Key, ResponseCache, copied, key_of
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
+from cotenant.live.shared_memory import SharedTensors
 
 POLL_INTERVAL = 0.001  # seconds between two polls of workers while callers keep the event loop busy
 NO_REQUEST = 0  # the id of a request that the driver has not heard of; it counts from 1
@@ -39,12 +44,13 @@ class InferenceService:
         self._state = state
         self._driver = driver
         self._rollouts = rollouts
+        self._preparations = Preparations(driver.cancel)
         self._polled = 0.0  # when the workers were last polled on behalf of a request
         # How long requests waited that were rejected unread, by model.
         self._unread: defaultdict[str, list[float]] = defaultdict(list)
 
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
-        """Submit a request and return its id; `done` is called once, perhaps before this returns.
+        """Submit a request and return its handle; `done` is called once, perhaps before this returns.
 
         Its deadline is the least of its timeout (else the model's default, usually its target) and its caller's
         patience, less what is lost in the front end. Raises UnavailableError while the server does not accept requests.
@@ -57,15 +63,51 @@ class InferenceService:
         # What is unloaded has no answer any more, whatever is still kept.
         if self._cache is not None and offered.caches and serves(state.deployment, request.model):
             return self._infer_cached(self._cache, request, offered, done, lost)
+        if request.shared is not None:
+            return self._infer_shared(request, request.shared, offered, done, lost)
         return self._submit(request, offered, done, lost)
+
+    def _infer_shared(
+        self, request: InferRequest, shared: SharedTensors, offered: ServableModel, done: Done, lost: float
+    ) -> int:
+        """Copy what lies in shared memory, then submit the request."""
+        began = time.monotonic()
+
+        def submit(_: None, done: Done) -> int:
+            return self._submit(request, offered, done, lost + time.monotonic() - began)
+
+        return self._preparations.prepare(request.model, shared.copy, shared.size, submit, done)
 
     def _infer_cached(
         self, cache: ResponseCache, request: InferRequest, offered: ServableModel, done: Done, lost: float
     ) -> int:
-        """Answer from the cache, or keep the answer there. What is answered from it is counted as served, and not as
-        work that plans are made for."""
+        """Answer from the cache, or keep the answer there."""
         began = time.monotonic()
-        key = cache.key(offered, request.inputs)
+        number = cache.number(offered)
+        size = sum(len(tensor.data) for tensor in request.inputs)
+
+        def work() -> Key:
+            if request.shared is not None:
+                request.shared.copy()
+            return key_of(offered.info.name, number, request.inputs)
+
+        def submit(key: Key, done: Done) -> int:
+            return self._look_up(cache, key, request, offered, done, lost, began)
+
+        return self._preparations.prepare(request.model, work, size, submit, done)
+
+    def _look_up(
+        self,
+        cache: ResponseCache,
+        key: Key,
+        request: InferRequest,
+        offered: ServableModel,
+        done: Done,
+        lost: float,
+        began: float,
+    ) -> int:
+        """Answer from the cache, or submit the request and keep its answer there. What is answered from it is counted
+        as served, and not as work that plans are made for."""
         outputs = cache.get(key)
         now = time.monotonic()
         if outputs is not None:
@@ -76,10 +118,10 @@ class InferenceService:
 
         def kept(result: InferResponse | RequestError) -> None:
             if isinstance(result, InferResponse):
-                cache.put(key, result.outputs)
+                _keep(cache, key, result.outputs)
             done(result)
 
-        return self._submit(request, offered, kept, lost)
+        return self._submit(request, offered, kept, lost + now - began)
 
     def _submit(self, request: InferRequest, offered: ServableModel, done: Done, lost: float) -> int:
         info = offered.info
@@ -140,9 +182,12 @@ class InferenceService:
             self._polled = now
             self._rollouts.poll()
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, handle: int) -> None:
         """Cancel a request whose caller left. Harmless where it has ended."""
-        self._driver.cancel(request_id)
+        if handle < 0:
+            self._preparations.cancel(handle)
+        else:
+            self._driver.cancel(handle)
 
     def open(self) -> None:
         """Accept requests from now on."""
@@ -152,5 +197,16 @@ class InferenceService:
         """Accept no further requests, and wait for those in flight, for `grace` seconds at most."""
         self._state.accepting = False
         deadline = time.monotonic() + grace
-        while self._driver.in_flight and time.monotonic() < deadline:
+        while (self._driver.in_flight or self._preparations) and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_INTERVAL)
+
+
+def _keep(cache: ResponseCache, key: Key, outputs: Sequence[Tensor]) -> None:
+    """Keep an answer, copied in a thread where that takes long."""
+    if not cache.accepts(key, outputs):
+        return
+    if sum(len(tensor.data) for tensor in outputs) <= MAX_AT_ONCE:
+        cache.put(key, copied(outputs))
+    else:
+        copying = asyncio.get_running_loop().run_in_executor(None, copied, outputs)
+        copying.add_done_callback(lambda done: cache.put(key, done.result()))

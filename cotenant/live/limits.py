@@ -19,6 +19,7 @@ MAX_CLASSES = 1 << 16  # labels in one output
 MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
 MAX_STREAMS = 32  # web pages that are open at once
 MAX_REGIONS = 256  # of shared memory, that callers register: each is an open file
+MAX_AT_ONCE = 1 << 18  # bytes that the event loop itself copies or hashes for a request; more is done in a thread
 MAX_ERROR = 600  # characters of an error: gRPC's clients read 8 KiB of it, where one may take 12 bytes
 
 

@@ -7,6 +7,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +17,7 @@ from cotenant import __version__
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, FailedError, InvalidError, RequestError
 from cotenant.live.limits import MAX_CLASSES, MAX_ELEMENTS, MAX_ERROR, MAX_STRINGS
-from cotenant.live.shared_memory import OutputRegion, SharedMemory
+from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedTensors
 
 NAME = "cotenant"
 EXTENSIONS = (
@@ -65,7 +66,8 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: those asked for; empty: all. timeout: seconds from now, None for the model's default. patience: seconds
     after which the caller will have left, if known. priority: 0 is the most urgent, -1 stands for the model's default.
-    traceparent: the caller's place in a trace, as W3C has it; "" where it told none.
+    traceparent: the caller's place in a trace, as W3C has it; "" where it told none. shared: what has still to be
+    copied of its inputs, if they lie in shared memory.
     """
 
     model: str
@@ -78,6 +80,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = -1
     parameters: Parameters = {}
     traceparent: str = ""
+    shared: SharedTensors | None = None
 
 
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,8 +257,9 @@ def check_size(tensor: Tensor) -> None:
         )
 
 
-def read_shared(shared: SharedMemory, head: TensorHead, region: str, offset: int, size: int) -> Tensor:
-    """Return an input that lies in shared memory, checked. Call it after `check_request`. Raises InvalidError."""
+def read_shared(shared: SharedTensors, head: TensorHead, region: str, offset: int, size: int) -> Tensor:
+    """Return an input that lies in shared memory; its bytes may have still to be copied. Call it after `check_request`.
+    Raises InvalidError."""
     elements = check_elements(head)
     expected = size if head.datatype == "BYTES" else elements * DTYPES[head.datatype].itemsize
     if size != expected:
@@ -265,7 +269,7 @@ def read_shared(shared: SharedMemory, head: TensorHead, region: str, offset: int
         )
     data, block = shared.read(region, offset, size)
     tensor = Tensor(head.name, head.datatype, head.shape, data, block)
-    check_size(tensor)
+    shared.then(partial(check_size, tensor))
     return tensor
 
 

@@ -30,15 +30,6 @@ class ResponseCache:
         self._served: dict[str, tuple[Entry, int]] = {}  # what is served under a name, and its number
         self._numbers = 0
 
-    def key(self, offered: ServableModel, inputs: Sequence[Tensor]) -> Key:
-        """Return what an answer is kept under."""
-        hashed = hashlib.blake2b(digest_size=32)
-        heads = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in inputs]
-        hashed.update(repr((offered.info.name, self._number(offered), heads)).encode())
-        for tensor in inputs:
-            hashed.update(tensor.data)
-        return hashed.digest()
-
     def get(self, key: Key) -> tuple[Tensor, ...] | None:
         """Return the outputs of an answer that is kept."""
         kept = self._answers.get(key)
@@ -47,20 +38,23 @@ class ResponseCache:
         self._answers.move_to_end(key)
         return kept[0]
 
-    def put(self, key: Key, outputs: Sequence[Tensor]) -> None:
-        """Keep an answer, in place of those that were not asked for for longest."""
-        size = sum(len(tensor.data) for tensor in outputs) + OVERHEAD
-        if size > self._size // MAX_PART or key in self._answers:
+    def accepts(self, key: Key, outputs: Sequence[Tensor]) -> bool:
+        """Return whether an answer would be kept."""
+        return _size(outputs) <= self._size // MAX_PART and key not in self._answers
+
+    def put(self, key: Key, outputs: tuple[Tensor, ...]) -> None:
+        """Keep an answer, in place of those that were not asked for for longest. outputs: in memory of their own, see
+        `copied`."""
+        if not self.accepts(key, outputs):
             return
-        # Copies: the workers' memory is lent for the time of a request.
-        copies = tuple(Tensor(out.name, out.datatype, out.shape, bytes(out.data)) for out in outputs)
-        self._answers[key] = copies, size
+        size = _size(outputs)
+        self._answers[key] = outputs, size
         self.used += size
         while self.used > self._size:
             _, (_, gone) = self._answers.popitem(last=False)
             self.used -= gone
 
-    def _number(self, offered: ServableModel) -> int:
+    def number(self, offered: ServableModel) -> int:
         """Return the number of what is served: another one once its files or its configuration are others."""
         name, entry = offered.info.name, offered.entry
         known = self._served.get(name)
@@ -69,3 +63,23 @@ class ResponseCache:
         self._numbers += 1
         self._served[name] = entry, self._numbers
         return self._numbers
+
+
+def key_of(name: str, number: int, inputs: Sequence[Tensor]) -> Key:
+    """Return what an answer of a model is kept under. number: of what is served under its name."""
+    hashed = hashlib.blake2b(digest_size=32)
+    heads = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in inputs]
+    hashed.update(repr((name, number, heads)).encode())
+    for tensor in inputs:
+        hashed.update(tensor.data)
+    return hashed.digest()
+
+
+def copied(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return outputs in memory of their own: the workers' is lent for the time of a request."""
+    return tuple([Tensor(out.name, out.datatype, out.shape, bytes(out.data)) for out in outputs])
+
+
+def _size(outputs: Sequence[Tensor]) -> int:
+    """Return the bytes that an answer takes."""
+    return sum(len(tensor.data) for tensor in outputs) + OVERHEAD

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
@@ -20,6 +21,7 @@ from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import TOGETHER, Driver, Tensors, Tracer
 from cotenant.live.event_log import EventLog
 from cotenant.live.inference import InferenceService
+from cotenant.live.limits import MemoryBudget
 from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.oip import Done, IndexEntry, InferRequest
@@ -36,7 +38,7 @@ from cotenant.measure.report import Report
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.worker.arena import Arena, Block
 
-ClientMemory = tuple[int, int]  # bytes of one tensor, and of all tensors at once
+ClientMemory = tuple[int, MemoryBudget]  # bytes of one tensor, and what counts all of them
 
 ARENA = 4 << 30  # bytes of address space; memory is taken as bodies need it
 
@@ -90,8 +92,14 @@ class Server:
         self._arena = Arena(ARENA)
         self.shared_memory = SharedMemory()
         if client_memory is not None:
-            tensor, total = client_memory
-            self.shared_memory = SharedMemory(enabled=True, allocate=self._arena.allocate, tensor=tensor, total=total)
+            tensor, budget = client_memory
+            self.shared_memory = SharedMemory(
+                enabled=True,
+                allocate=self._arena.allocate,
+                tensor=tensor,
+                budget=budget,
+                loop=asyncio.get_running_loop(),
+            )
         orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
         rollouts = RolloutDriver(
             orchestrator,

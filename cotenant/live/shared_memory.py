@@ -6,10 +6,12 @@ its region meanwhile; touching a map would then end the process (SIGBUS). A copy
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import InvalidError, NotFoundError, UnavailableError, UnsupportedError
-from cotenant.live.limits import MAX_REGIONS
+from cotenant.live.limits import MAX_BODY, MAX_REGIONS, Limits, MemoryBudget
 from cotenant.worker.arena import Block
 from cotenant.worker.wire import LARGE
 
@@ -101,11 +103,67 @@ class OutputRegion(msgspec.Struct, frozen=True):
             start, view = start + written, view[written:]
 
 
+class SharedTensors:
+    """Read the tensors of one request from regions. Room for them is taken at once; `copy` fills it, perhaps in a
+    thread.
+
+    size: bytes that are still to be copied.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.size = 0
+        self._memory = memory
+        self._copies: list[tuple[_Region, int, memoryview]] = []
+        self._checks: list[Callable[[], None]] = []
+
+    def read(self, name: str, offset: int, size: int) -> tuple[Data, Block | None]:
+        """Return a tensor's bytes, and the block of workers' memory that they lie in, if they do: there they are once
+        `copy` has ended.
+
+        Raises InvalidError for what does not lie in the region, UnavailableError where too much is held.
+        """
+        region = self._memory.find(name)
+        start = region.place(offset, size)
+        if size < LARGE:
+            data = os.pread(region.fd, size, start)
+            if len(data) < size:
+                raise region.shrunk()
+            return data, None
+        block = self._memory.reserve(size)
+        view = block.view[:size]
+        self._copies.append((region, start, view))
+        self.size += size
+        return view, block
+
+    def output(self, name: str, offset: int, size: int) -> OutputRegion:
+        """Return where an output is to go. Raises InvalidError for what does not lie in the region."""
+        region = self._memory.find(name)
+        region.place(offset, size)
+        return OutputRegion(region, offset, size)
+
+    def then(self, check: Callable[[], None]) -> None:
+        """Have tensors checked once they are copied."""
+        self._checks.append(check)
+
+    def copy(self) -> None:
+        """Copy the tensors, and check them. Raises InvalidError."""
+        for region, start, view in self._copies:
+            done = 0
+            while done < len(view):
+                count = os.preadv(region.fd, [view[done:]], start + done)
+                if not count:
+                    raise region.shrunk()
+                done += count
+        for check in self._checks:
+            check()
+
+
 class SharedMemory:
     """Hold the regions that callers have registered.
 
-    enabled: whether callers may register any. allocate: memory that workers share. tensor, total: bytes of one tensor,
-    and of all that are read and not done with. Methods raise UnsupportedError where it is not enabled.
+    enabled: whether callers may register any. allocate: memory that workers share. tensor: bytes of one tensor at most.
+    budget: counts those that are read and not done with. loop: that the budget belongs to; None: nothing is read beside
+    this thread. Methods raise UnsupportedError where it is not enabled.
     """
 
     def __init__(
@@ -113,16 +171,18 @@ class SharedMemory:
         *,
         enabled: bool = False,
         allocate: Callable[[int], Block | None] = lambda size: None,
-        tensor: int = 64 << 20,
-        total: int = 1 << 30,
+        tensor: int = MAX_BODY,
+        budget: MemoryBudget | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
         folder: Path = FOLDER,
     ) -> None:
         self.enabled = enabled
         self._allocate = allocate
         self._tensor = tensor
-        self._total = total
+        self._budget = MemoryBudget(Limits().memory) if budget is None else budget
+        self._loop = loop
+        self._thread = threading.get_ident()
         self._folder = folder
-        self._held = 0
         self._regions: dict[str, _Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
@@ -169,45 +229,33 @@ class SharedMemory:
             raise NotFoundError(f"no shared memory region {name!r} is registered")
         return [region.status for region in self._regions.values() if name in ("", region.status.name)]
 
-    def read(self, name: str, offset: int, size: int) -> tuple[Data, Block | None]:
-        """Return a tensor's bytes, and the block of workers' memory that they lie in, if they do.
+    def tensors(self) -> SharedTensors:
+        """Return what reads the tensors of one request."""
+        return SharedTensors(self)
 
-        Raises InvalidError for what does not lie in the region, UnavailableError where too much is held.
-        """
-        region = self._find(name)
-        start = region.place(offset, size)
+    def reserve(self, size: int) -> Block:
+        """Return memory for a tensor, counted for as long as anything refers to it. Raises InvalidError for one that is
+        too large, UnavailableError where too much is held."""
         if size > self._tensor:
             raise InvalidError(f"a tensor of {size} bytes; at most {self._tensor} are read")
-        if size < LARGE:
-            data: Data = os.pread(region.fd, size, start)
-            if len(data) < size:
-                raise region.shrunk()
-            return data, None
-        block = self._allocate(size) if self._held + size <= self._total else None
+        budget = self._budget
+        block = self._allocate(size) if budget.used + size <= budget.total else None
         if block is None:
             raise UnavailableError("tensors of shared memory take too much memory now; try again", retry_after=1.0)
         counted = _CountedBlock(block.offset, block.size, block.view)
-        self._held += size
+        budget.used += size
         weakref.finalize(counted, self._release, size)
-        view = block.view[:size]
-        done = 0
-        while done < size:
-            count = os.preadv(region.fd, [view[done:]], start + done)
-            if not count:
-                raise region.shrunk()
-            done += count
-        return view, counted
-
-    def output(self, name: str, offset: int, size: int) -> OutputRegion:
-        """Return where an output is to go. Raises InvalidError for what does not lie in the region."""
-        region = self._find(name)
-        region.place(offset, size)
-        return OutputRegion(region, offset, size)
+        return counted
 
     def _release(self, size: int) -> None:
-        self._held -= size
+        """Count a tensor no more, whichever thread has dropped it."""
+        if self._loop is None or threading.get_ident() == self._thread:
+            self._budget.used -= size
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._release, size)
 
-    def _find(self, name: str) -> _Region:
+    def find(self, name: str) -> _Region:
+        """Return a region. Raises InvalidError where none has that name."""
         self._check_enabled()
         region = self._regions.get(name)
         if region is None:

@@ -93,7 +93,7 @@ def test_head_is_taken_for_a_whole_request_only_where_the_parser_says_so(
     start: str, lines: list[tuple[str, str]], body: bytes
 ) -> None:
     head = "".join([start, "\r\n", *(line + end for line, end in lines), "\r\n"]).encode("latin-1")
-    heads = HeadCache(find_route)
+    heads = HeadCache(find_route, lambda headers: True)
     data = head + body
     assert heads.find(data) is None, "it was not there before"
     found = heads.find(data)
@@ -115,7 +115,7 @@ def test_ordinary_heads_are_recognized() -> None:
 
 def taught(data: bytes) -> HeadCache:
     """Return a cache that has seen these bytes."""
-    heads = HeadCache(find_route)
+    heads = HeadCache(find_route, lambda headers: True)
     heads.find(data)
     return heads
 
@@ -127,7 +127,7 @@ def test_head_with_two_hosts_or_none_is_left_to_be_refused() -> None:
 
 
 def test_head_cache_stays_bounded() -> None:
-    heads = HeadCache(find_route)
+    heads = HeadCache(find_route, lambda headers: True)
     for number in range(5000):
         for _ in range(2 if number % 2 else 1):
             heads.find(request("POST", INFER, b"{}", X=str(number)))
@@ -216,10 +216,31 @@ def test_access_log_has_a_line_for_each_request_with_a_known_head(
     assert [record.getMessage().split()[3] for record in caplog.records] == ["200", "503"]
 
 
-def test_token_is_asked_for_though_the_head_is_known(core: StubCore) -> None:
-    server = HttpServer(core, access=Access({Role.INFER: ["secret"]}))
-    for _ in range(3):
-        assert ask(Wire(server), infer(ONE)).status == 401
+TOKENS = {Role.INFER: ["secret"], Role.OBSERVE: ["watch"]}
+
+
+def bearing(words: str) -> bytes:
+    return request("POST", INFER, json.dumps({"inputs": [ONE]}).encode(), Authorization=words)
+
+
+@pytest.mark.parametrize(("words", "status"), [("", 401), ("Bearer wrong", 401), ("Bearer watch", 403)])
+def test_head_without_a_token_that_may_infer_is_never_known(core: StubCore, words: str, status: int) -> None:
+    server = HttpServer(core, access=Access(TOKENS))
+    data = bearing(words) if words else infer(ONE)
+    for _ in range(4):
+        assert ask(Wire(server), data).status == status
+        assert server._handler.heads.find(data) is None
+    assert not core.requests
+
+
+def test_head_with_a_token_is_known_and_its_likes_are_not(core: StubCore) -> None:
+    server = HttpServer(core, access=Access(TOKENS))
+    data = bearing("Bearer secret")
+    teach(server, core, data)
+    assert server._handler.heads.find(data) is not None
+    assert ask(Wire(server), data).status == 200
+    for other in (data.replace(b"secret", b"secreT"), data.replace(b"Bearer ", b"Basic "), infer(ONE)):
+        assert ask(Wire(server), other).status == 401
 
 
 def test_compressed_request_and_one_that_closes_are_served_as_before_though_their_heads_are_known(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import tritonclient.http as triton_http
 import cotenant
 from cotenant.app.serving import BackgroundServer
 from cotenant.core.tensor import Tensor
+from cotenant.live import inference, preparation
 from cotenant.live.deployment import ServableModel
-from cotenant.live.response_cache import MAX_PART, OVERHEAD, ResponseCache
+from cotenant.live.response_cache import MAX_PART, OVERHEAD, ResponseCache, copied, key_of
 from tests.app.test_model_control import PAIR
 from tests.cli.conftest import SERVE
 from tests.live.deployment import csv, repository, sample_deployment
@@ -57,6 +60,34 @@ def test_equal_requests_are_answered_from_the_cache_and_counted(server: Backgrou
     assert (stats["inference_count"], stats["execution_count"]) == (2, 1)
     assert stats["inference_stats"]["cache_hit"]["ns"] > 0
     assert server.status().statistics["identity"].outcomes["served"] == 6
+
+
+def test_large_inputs_and_answers_are_hashed_and_copied_beside_the_event_loop(
+    server: BackgroundServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, set[int]] = {"key_of": set(), "copied": set(), "accepts": set()}
+
+    def spied(name: str, call: Any) -> Any:
+        def spy(*args: Any) -> Any:
+            threads[name].add(threading.get_ident())
+            return call(*args)
+
+        return spy
+
+    for module in (preparation, inference):
+        monkeypatch.setattr(module, "MAX_AT_ONCE", 100)
+    monkeypatch.setattr(inference, "key_of", spied("key_of", key_of))
+    monkeypatch.setattr(inference, "copied", spied("copied", copied))
+    monkeypatch.setattr(ResponseCache, "accepts", spied("accepts", ResponseCache.accepts))
+    rows = np.random.default_rng(1).random((2, 16), dtype=np.float32)
+    deadline = time.monotonic() + 10
+    served = 0
+    while served == arrived(server, "identity") and time.monotonic() < deadline:  # until an answer was kept
+        assert server.infer("identity", {"x": rows})["y"].tolist() == rows.tolist()
+        served += 1
+    assert served > arrived(server, "identity")
+    (loop,) = threads["accepts"]
+    assert threads["key_of"] and threads["copied"] and loop not in threads["key_of"] | threads["copied"]
 
 
 def arrived(server: BackgroundServer, model: str) -> int:
@@ -136,12 +167,16 @@ def test_key_tells_all_that_may_change_an_answer(offered: ServableModel, root: P
         [tensor(b"b"), tensor(b"a")],
         [tensor(b"ab"), tensor(b"")],
     ]
-    keys = [cache.key(offered, each) for each in inputs]
+
+    def key(offered: ServableModel, inputs: list[Tensor]) -> bytes:
+        return key_of(offered.info.name, cache.number(offered), inputs)
+
+    keys = [key(offered, each) for each in inputs]
     assert len(set(keys)) == len(keys)
-    assert cache.key(offered, [tensor(bytes(bytearray(b"ab")))]) == keys[0]
+    assert key(offered, [tensor(bytes(bytearray(b"ab")))]) == keys[0]
     (root / "identity" / "config.pbtxt").write_text(CACHED + "max_batch_size: 3")
-    assert cache.key(sample_deployment(root).offered["identity"], inputs[0]) not in keys
-    assert cache.key(sample_deployment(root).offered["lookup"], inputs[0]) not in keys
+    assert key(sample_deployment(root).offered["identity"], inputs[0]) not in keys
+    assert key(sample_deployment(root).offered["lookup"], inputs[0]) not in keys
 
 
 def test_cache_holds_no_more_than_its_size_and_drops_what_was_not_asked_for() -> None:
@@ -149,22 +184,20 @@ def test_cache_holds_no_more_than_its_size_and_drops_what_was_not_asked_for() ->
     cache = ResponseCache(size)
     keys = [bytes([number]) for number in range(20)]
     for key in keys[:16]:
-        cache.put(key, [tensor(bytes(1000))])
+        cache.put(key, (tensor(bytes(1000)),))
     assert cache.used == size and all(cache.get(key) for key in keys[:16])
     assert cache.get(keys[0]) is not None
-    cache.put(keys[16], [tensor(bytes(1000))])
+    cache.put(keys[16], (tensor(bytes(1000)),))
     assert cache.used == size and cache.get(keys[0]) is not None and cache.get(keys[1]) is None
-    cache.put(keys[17], [tensor(bytes(size // MAX_PART))])
+    cache.put(keys[17], (tensor(bytes(size // MAX_PART)),))
     assert cache.get(keys[17]) is None, "it would cost too many others"
-    cache.put(keys[0], [tensor(b"another")])
+    cache.put(keys[0], (tensor(b"another"),))
     kept: Any = cache.get(keys[0])
     assert len(kept[0].data) == 1000 and cache.used == size
 
 
 def test_kept_answers_do_not_hold_the_workers_memory() -> None:
-    cache = ResponseCache(1 << 20)
     lent = bytearray(b"abc")
-    cache.put(b"k", [Tensor("y", "UINT8", (3,), memoryview(lent), block=object())])
+    (kept,) = copied([Tensor("y", "UINT8", (3,), memoryview(lent), block=object())])
     lent[:] = b"xyz"
-    (kept,) = cache.get(b"k") or ()
     assert (bytes(kept.data), kept.block) == (b"abc", None)

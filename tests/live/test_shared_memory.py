@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import http.client
 import json
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,11 @@ from tritonclient.utils import InferenceServerException
 import cotenant
 from cotenant.app.serving import BackgroundServer
 from cotenant.errors import InvalidError, NotFoundError, UnavailableError, UnsupportedError
-from cotenant.live.limits import MAX_REGIONS
-from cotenant.live.shared_memory import SharedMemory
+from cotenant.live import preparation
+from cotenant.live.grpc import inference as grpc_inference
+from cotenant.live.http import request_cycle
+from cotenant.live.limits import MAX_REGIONS, MemoryBudget
+from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedTensors
 from cotenant.worker.arena import Arena
 from tests.cli.conftest import SERVE
 from tests.live.deployment import csv, repository
@@ -98,6 +103,76 @@ def test_inputs_and_outputs_in_shared_memory(client: tuple[Any, Any], regions: t
     extensions = asking.get_server_metadata()
     extensions = extensions["extensions"] if isinstance(extensions, dict) else extensions.extensions
     assert "system_shared_memory" in extensions
+
+
+def test_large_tensors_are_copied_beside_the_event_loop(
+    client: tuple[Any, Any], regions: tuple[Any, Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (asking, module), (inputs, outputs, name) = client, regions
+    threads: dict[str, set[int]] = {"copy": set(), "write": set(), "reserve": set()}
+
+    def spied(owner: type, method: str) -> None:
+        call = getattr(owner, method)
+
+        def spy(self: Any, *args: Any) -> Any:
+            threads[method].add(threading.get_ident())
+            return call(self, *args)
+
+        monkeypatch.setattr(owner, method, spy)
+
+    spied(SharedTensors, "copy")
+    spied(OutputRegion, "write")
+    spied(SharedMemory, "reserve")
+    for part in (preparation, request_cycle, grpc_inference):
+        monkeypatch.setattr(part, "MAX_AT_ONCE", SIZE - 1)
+    asking.register_system_shared_memory("in", f"/{name}-in", 2 * SIZE)
+    asking.register_system_shared_memory("out", f"/{name}-out", 2 * SIZE)
+    values = np.random.default_rng(1).random((ROWS, 16), dtype=np.float32)
+    shm.set_shared_memory_region(inputs, [values])
+    given = module.InferInput("x", (ROWS, 16), "FP32")
+    given.set_shared_memory("in", SIZE)
+    wanted = module.InferRequestedOutput("y")
+    wanted.set_shared_memory("out", SIZE)
+    asking.infer("identity", [given], outputs=[wanted])
+    assert shm.get_contents_as_numpy(outputs, np.float32, (ROWS, 16)).tolist() == values.tolist()
+    (loop,) = threads["reserve"]
+    assert threads["copy"] and threads["write"] and loop not in threads["copy"] | threads["write"]
+    # What goes wrong there is an answer as well.
+    os.truncate(f"/dev/shm/{name}-in", 64)  # noqa: S108
+    with pytest.raises(InferenceServerException, match="'in' is smaller than it was registered"):
+        asking.infer("identity", [given], outputs=[wanted])
+    os.truncate(f"/dev/shm/{name}-in", 2 * SIZE)  # noqa: S108
+    os.truncate(f"/dev/shm/{name}-out", 64)  # noqa: S108
+    with pytest.raises(InferenceServerException, match="'out' is smaller than it was registered"):
+        asking.infer("identity", [given], outputs=[wanted])
+
+
+def test_tensors_of_shared_memory_and_bodies_have_one_budget(
+    server: BackgroundServer, client: tuple[Any, Any], regions: tuple[Any, Any, str]
+) -> None:
+    (asking, module), (inputs, _, name) = client, regions
+    values = np.ones((ROWS, 16), np.float32)
+    shm.set_shared_memory_region(inputs, [values])
+    asking.register_system_shared_memory("in", f"/{name}-in", 2 * SIZE)
+    given = module.InferInput("x", (ROWS, 16), "FP32")
+    given.set_shared_memory("in", SIZE)
+    memory = server._server._server.shared_memory
+    budget = memory._budget
+    held = budget.total - budget.used - SIZE // 2  # as bodies would
+    budget.used += held
+    try:
+        with pytest.raises(InferenceServerException, match="take too much memory now"):
+            asking.infer("identity", [given])
+        budget.used += SIZE  # as tensors of shared memory would
+        with triton_http.InferenceServerClient(server.addresses.http) as other:
+            plain = triton_http.InferInput("x", (1, 16), "FP32")
+            plain.set_data_from_numpy(np.ones((1, 16), np.float32))
+            with pytest.raises(InferenceServerException, match="bodies of all requests take too much memory"):
+                other.infer("identity", [plain])
+        budget.used -= SIZE
+    finally:
+        budget.used -= held
+    assert asking.infer("identity", [given]).as_numpy("y").tolist() == values.tolist()
 
 
 def test_tensors_of_shared_memory_go_beside_tensors_of_the_message(
@@ -219,7 +294,9 @@ def test_region_is_named_by_programs_of_this_machine_alone(
 def memory(tmp_path: Path) -> Iterator[SharedMemory]:
     (tmp_path / "region").write_bytes(bytes(range(256)) * 256)
     arena = Arena(1 << 20)
-    yield SharedMemory(enabled=True, allocate=arena.allocate, tensor=1 << 16, total=1 << 17, folder=tmp_path)
+    yield SharedMemory(
+        enabled=True, allocate=arena.allocate, tensor=1 << 16, budget=MemoryBudget(1 << 17), folder=tmp_path
+    )
     gc.collect()
     arena.close()
 
@@ -252,19 +329,49 @@ def test_regions_have_a_limit_and_close_their_files(memory: SharedMemory) -> Non
 def test_tensors_that_are_held_have_a_limit(memory: SharedMemory) -> None:
     memory.register("r", "region", 0, 1 << 16)
     with pytest.raises(InvalidError, match="do not lie in"):
-        memory.read("r", 0, (1 << 16) + 1)
-    held = [memory.read("r", 0, 1 << 16) for _ in range(2)]
-    assert bytes(held[0][0]) == bytes(range(256)) * 256
+        memory.tensors().read("r", 0, (1 << 16) + 1)
+    held = [memory.tensors() for _ in range(2)]
+    views = [tensors.read("r", 0, 1 << 16) for tensors in held]
+    held[0].copy()
+    assert held[0].size == 1 << 16 and bytes(views[0][0]) == bytes(range(256)) * 256
     with pytest.raises(UnavailableError, match="take too much memory now"):
-        memory.read("r", 0, 1 << 16)
+        memory.tensors().read("r", 0, 1 << 16)
     held.pop()
+    views.pop()
     gc.collect()
-    assert memory.read("r", 256, 1 << 15)[1] is not None
+    assert memory.tensors().read("r", 256, 1 << 15)[1] is not None
+
+
+def test_tensor_that_a_thread_drops_last_is_counted_back_on_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "region").write_bytes(bytes(1 << 15))
+    budget = MemoryBudget(1 << 20)
+
+    async def main() -> None:
+        arena = Arena(1 << 20)
+        memory = SharedMemory(
+            enabled=True,
+            allocate=arena.allocate,
+            budget=budget,
+            loop=asyncio.get_running_loop(),
+            folder=tmp_path,
+        )
+        memory.register("r", "region", 0, 1 << 15)
+        held = [memory.tensors().read("r", 0, 1 << 15)]
+        await asyncio.to_thread(held.clear)
+        await asyncio.sleep(0)
+        arena.close()
+
+    asyncio.run(main())
+    assert budget.used == 0
 
 
 def test_memory_that_is_not_enabled_takes_and_gives_nothing(tmp_path: Path) -> None:
     off = SharedMemory(folder=tmp_path)
-    for call in (lambda: off.register("r", "region", 0, 1), lambda: off.read("r", 0, 1), lambda: off.output("r", 0, 1)):
+    for call in (
+        lambda: off.register("r", "region", 0, 1),
+        lambda: off.tensors().read("r", 0, 1),
+        lambda: off.tensors().output("r", 0, 1),
+    ):
         with pytest.raises(UnsupportedError, match="allow_client_shm"):
             call()
     assert off.status() == []

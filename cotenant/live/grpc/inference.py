@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cotenant.core.tensor import ModelInfo
 from cotenant.errors import CotenantError, RequestError
 from cotenant.live.access import Permission
 from cotenant.live.grpc.call import MAX_MESSAGE, Call, Method
@@ -22,7 +23,8 @@ from cotenant.live.grpc.tensors import (
     read_request,
     write_response,
 )
-from cotenant.live.oip import Core, InferResponse, public_message, requested_outputs
+from cotenant.live.limits import MAX_AT_ONCE
+from cotenant.live.oip import Core, InferRequest, InferResponse, public_message, requested_outputs
 from cotenant.live.shared_memory import SharedMemoryNamedError
 from cotenant.protocol import messages
 
@@ -69,7 +71,7 @@ class InferenceMethods:
             if not self._core.shared_memory.enabled:
                 raise
             call.connection.check(Permission.SHARE, call)
-            request = read_request(message, info, call.remaining(), self._core.shared_memory)
+            request = read_request(message, info, call.remaining(), self._core.shared_memory.tensors())
 
         if b"traceparent" in call.head.metadata:
             trace = call.head.metadata[b"traceparent"].decode("latin-1")
@@ -78,13 +80,12 @@ class InferenceMethods:
         def done(result: InferResponse | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(result)
-                return
-            try:
-                response = write_response(request, result, requested_outputs(request, result, info))
-            except Exception as error:  # noqa: BLE001  # `expected` logs it
-                answer(expected(error))
+            elif request.shared is not None and sum(len(tensor.data) for tensor in result.outputs) > MAX_AT_ONCE:
+                loop = call.connection.loop
+                writing = loop.run_in_executor(None, _write, request, result, info)
+                writing.add_done_callback(lambda written: _answer(answer, written.result))
             else:
-                answer(response)
+                _answer(answer, _write, request, result, info)
 
         return self._core.infer(request, done)
 
@@ -149,6 +150,20 @@ class InferenceMethods:
         except Exception as error:  # noqa: BLE001  # `expected` logs it
             answer(expected(error))
         return request_id, future
+
+
+def _write(request: InferRequest, result: InferResponse, info: ModelInfo) -> bytes:
+    return write_response(request, result, requested_outputs(request, result, info))
+
+
+def _answer(answer: Answer, write: Callable[..., bytes], *args: Any) -> None:
+    """Answer with a response, written by this call, or why there is none."""
+    try:
+        response = write(*args)
+    except Exception as error:  # noqa: BLE001  # `expected` logs it
+        answer(expected(error))
+    else:
+        answer(response)
 
 
 def _read(wire: bytes) -> Any:

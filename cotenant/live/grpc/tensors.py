@@ -24,7 +24,7 @@ from cotenant.live.oip import (
     read_shared,
     scheduling,
 )
-from cotenant.live.shared_memory import OutputRegion, SharedMemory, SharedMemoryNamedError
+from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 from cotenant.protocol import messages
 
 # Datatype → field of InferTensorContents.
@@ -101,9 +101,9 @@ def check_version(version: str) -> None:
         raise InvalidError(f"version {version!r} is not an integer; leave it empty for the newest")
 
 
-def read_request(message: Any, info: Any, remaining: float | None, shared: SharedMemory | None = None) -> InferRequest:
-    """Return a request, checked against its model. shared: what callers have registered. Raises SharedMemoryNamedError
-    for a tensor in shared memory where none is given, and RequestError's other children."""
+def read_request(message: Any, info: Any, remaining: float | None, shared: SharedTensors | None = None) -> InferRequest:
+    """Return a request, checked against its model. shared: reads what lies in callers' shared memory. Raises
+    SharedMemoryNamedError for a tensor in shared memory where none is given, and RequestError's other children."""
     given = plain_parameters(message.parameters)
     timeout, priority = scheduling(given)
     raw = message.raw_input_contents
@@ -150,6 +150,7 @@ def read_request(message: Any, info: Any, remaining: float | None, shared: Share
         patience=None if remaining is None else max(remaining, 0.0),
         priority=priority,
         parameters=given,
+        shared=shared,
     )
 
 

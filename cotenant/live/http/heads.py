@@ -66,15 +66,22 @@ class KnownHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeadCache:
-    """Remember heads and what they say: the parser of all requests has read each once. find_route: by URL. max_body:
-    bytes of a body that is taken as it comes.
+    """Remember heads and what they say: the parser of all requests has read each once. find_route: by URL. may_infer:
+    whether whoever sends these headers may infer. max_body: bytes of a body that is taken as it comes.
 
     A head is read when it comes for the second time, since some callers never send one again (a `traceparent` is in
     each).
     """
 
-    def __init__(self, find_route: Callable[[bytes], Route | None], *, max_body: int = MAX_WHOLE) -> None:
+    def __init__(
+        self,
+        find_route: Callable[[bytes], Route | None],
+        may_infer: Callable[[dict[bytes, bytes]], bool],
+        *,
+        max_body: int = MAX_WHOLE,
+    ) -> None:
         self._find_route = find_route
+        self._may_infer = may_infer
         self._max_body = min(max_body, MAX_WHOLE - 1)
         self._known: dict[bytes, KnownHead | None] = {}
         self._once: set[bytes] = set()
@@ -126,7 +133,7 @@ class HeadCache:
         ):
             return None
         route = self._find_route(read.url)
-        if route is None or not route.infers:
+        if route is None or not route.infers or not self._may_infer(headers):
             return None
         size, closes = int(length), not parser.should_keep_alive()
         body = error_body(rejection(route.model))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ from cotenant.live import codec
 from cotenant.live.access import Access, Caller, Permission
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
-from cotenant.live.limits import MAX_DIGITS
+from cotenant.live.limits import MAX_AT_ONCE, MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
 from cotenant.live.shared_memory import SharedMemoryNamedError
 
@@ -109,7 +109,7 @@ class RequestCycle:
             host=header(b"host"),
             origin=header(b"origin"),
             proxied=not PROXIED.isdisjoint(headers),
-            authorization=header(b"authorization"),
+            authorization=authorization_of(headers),
         )
 
     def json_size(self) -> int:
@@ -129,8 +129,9 @@ class RequestCycle:
                 if not core.shared_memory.enabled:
                     raise
                 access.check(Permission.SHARE, self.caller())
+                shared = core.shared_memory.tensors()
                 request, self.format = codec.decode(
-                    self.body, info, header=header, block=self.block, start=self.start, shared=core.shared_memory
+                    self.body, info, header=header, block=self.block, start=self.start, shared=shared
                 )
             if b"traceparent" in self.headers:
                 trace = self.headers[b"traceparent"].decode("latin-1")
@@ -148,8 +149,18 @@ class RequestCycle:
         if isinstance(result, RequestError):
             self.fail(result)
             return
+        if self.format.regions and sum(len(tensor.data) for tensor in result.outputs) > MAX_AT_ONCE:
+            encoding = asyncio.get_running_loop().run_in_executor(
+                None, codec.encode, self.request, result, self.info, self.format
+            )
+            encoding.add_done_callback(lambda encoded: self._respond(encoded.result))
+        else:
+            self._respond(codec.encode, self.request, result, self.info, self.format)
+
+    def _respond(self, encode: Callable[..., tuple[bytes, list[Data]]], *args: Any) -> None:
+        """Respond with outputs, encoded by this call, or why there are none."""
         try:
-            text, tail = codec.encode(self.request, result, self.info, self.format)
+            text, tail = encode(*args)
         except RequestError as error:
             self.fail(error)
             return
@@ -261,6 +272,10 @@ def log_access(request: RequestCycle, status: int, size: int) -> None:
     method, url = request.method.decode("latin-1"), request.url.decode("latin-1")
     fields = {"peer": peer, "method": method, "url": url, "status": status, "bytes": size, "seconds": seconds}
     access.info("%s %s %s %d %d B %s", peer, method, url, status, size, show_seconds(seconds), extra={"fields": fields})
+
+
+def authorization_of(headers: dict[bytes, bytes]) -> str:
+    return headers.get(b"authorization", b"").decode("latin-1")
 
 
 def _header_length(headers: dict[bytes, bytes]) -> int | None:

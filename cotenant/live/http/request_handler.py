@@ -9,12 +9,12 @@ import zlib
 from functools import partial
 from typing import Any
 
-from cotenant.errors import CotenantError, UnavailableError
-from cotenant.live.access import Access, Permission
+from cotenant.errors import CotenantError, RequestError, UnavailableError
+from cotenant.live.access import Access, Caller, Permission
 from cotenant.live.http.encoding import inflate, inflated_limit
 from cotenant.live.http.heads import HeadCache
 from cotenant.live.http.load_shedding import LoadShedder
-from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.request_cycle import RequestCycle, authorization_of
 from cotenant.live.http.routes import Route, Services, find_route
 from cotenant.live.limits import Limits, MemoryBudget
 from cotenant.live.oip import rejection
@@ -48,10 +48,8 @@ class RequestHandler:
         self.core = services.core
         self.memory = MemoryBudget(limits.memory) if memory is None else memory
         self.shedder = shedder
-        # A request that needs a permission is parsed each time; one that has to be logged is not rejected unread.
-        anybody = Permission.INFER in self._free
-        self.heads = HeadCache(self.route if anybody else lambda url: None, max_body=min(limits.body, limits.json))
-        self.rejects_unread = not log_access
+        self.heads = HeadCache(self.route, self._may_infer, max_body=min(limits.body, limits.json))
+        self.rejects_unread = not log_access  # what has to be logged is read
         self._services = services
         self._only_metrics = only_metrics
         self._log_access = log_access
@@ -106,7 +104,7 @@ class RequestHandler:
                 request.reply(payload)
 
     def start_known(self, request: RequestCycle, route: Route) -> None:
-        """Handle a request for inference that anybody may send, and whose body is small and used as it was sent."""
+        """Handle a request for inference whose caller may infer, and whose body is small and used as it was sent."""
         if self._log_access:
             request.began = time.monotonic()
         try:
@@ -145,6 +143,17 @@ class RequestHandler:
         endpoint = None if route is None else route.endpoints.get(method)
         if endpoint is not None and endpoint.permission not in self._free:
             self.access.check(endpoint.permission, request.caller())
+
+    def _may_infer(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether whoever sends these headers may infer, from wherever: tokens alone decide on that, and stay as
+        they are while the server runs."""
+        if Permission.INFER in self._free:
+            return True
+        try:
+            self.access.check(Permission.INFER, Caller(peer="", authorization=authorization_of(headers)))
+        except RequestError:
+            return False
+        return True
 
     async def stop(self) -> None:
         """Cancel the handlers that are at work, and wait for their end."""
