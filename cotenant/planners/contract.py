@@ -31,6 +31,7 @@ T = TypeVar("T")
 BOUND_TOLERANCE = 1e-6  # relative tolerance by which a plan may beat its own bound, for rounding
 MIB = 1 << 20
 EVERY_5 = tuple(range(50, 1001, 50))
+SM, DRAM = "sm_util_pct", "dram_util_pct"  # columns of profiles by which some planners choose
 
 
 def contract_violations(plan: Plan, problem: Problem) -> list[str]:
@@ -107,7 +108,13 @@ def random_problem(dice: RandomSource) -> Problem:
             if dice.choice(range(10)):
                 bend = dice.choice((0.0, 0.5, 1.0))
                 points = [
-                    Point(share=s, batch=b, latency=(fixed + work * b) * (bend + (1 - bend) * 1000 / s), memory=MIB)
+                    Point(
+                        share=s,
+                        batch=b,
+                        latency=(fixed + work * b) * (bend + (1 - bend) * 1000 / s),
+                        memory=MIB,
+                        features={SM: 5.0 * b, DRAM: 100 - 4.0 * b},
+                    )
                     for s in kind.cuts
                     for b in (1, 3, 8, 20)
                 ]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A planner that supports the objective "rate" returns it as its plan's objective; any other plans for fixed rates.
 Planner = Callable[[Problem], Plan]
 
-# Name → module with a function `plan(problem) -> Plan`, loaded on use.
+# Name → module with a function `plan(problem) -> Plan`, or module:function, loaded on use.
 PLANNERS: dict[str, str] = {
     "squishy": "cotenant.planners.squishy",
     "bestfit": "cotenant.planners.bestfit",
@@ -39,11 +39,20 @@ PLANNERS: dict[str, str] = {
     "ideal": "cotenant.planners.ideal",
     "gslice": "cotenant.planners.gslice",
     "igniter": "cotenant.planners.igniter",
+    "hetsev": "cotenant.planners.hetsev",
+    "score": "cotenant.planners.score",
+    "min": "cotenant.planners.minimum",
+    "max": "cotenant.planners.maximum",
+    "roundrobin": "cotenant.planners.roundrobin",
+    "colocate": "cotenant.planners.pairs",
+    "colocate-memcap": "cotenant.planners.pairs:plan_by_memory",
+    "colocate-sm": "cotenant.planners.pairs:plan_by_sm",
+    "colocate-mem": "cotenant.planners.pairs:plan_by_dram",
     "geometry": "cotenant.planners.geometry",
 }
 # Of these, the papers' systems that are here to be compared with: `cotenant compare --all` has them, and `cotenant plan
 # --compare` where they are named.
-BASELINES = frozenset({"gslice", "igniter"})
+BASELINES = frozenset(PLANNERS) - {"squishy", "bestfit", "elastic", "elastic-plus", "ideal", "geometry"}
 GROUP = "cotenant.planners"
 
 
@@ -51,7 +60,8 @@ def load_planner(name: str) -> Planner:
     """Load a planner by name. Raises PlanError for an unknown name, listing the known ones, and for another package's
     planner that cannot be loaded."""
     if name in PLANNERS:
-        planner: Planner = importlib.import_module(PLANNERS[name]).plan
+        module, _, function = PLANNERS[name].partition(":")
+        planner: Planner = getattr(importlib.import_module(module), function or "plan")
         return planner
     registered = _registered()
     if name not in registered:

@@ -10,17 +10,20 @@ from hypothesis import strategies as st
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
+from cotenant.planners.contract import DRAM, SM, random_problem
 from cotenant.planners.contract import EVERY_5 as EVERY_5
 from cotenant.planners.contract import MIB as MIB
 from cotenant.planners.contract import ProportionalInterference as ProportionalInterference
-from cotenant.planners.contract import random_problem
 
 T = TypeVar("T")
 
 
 def profile(model: str, kind: str, latency: Mapping[tuple[int, int], float], memory: int = MIB) -> Profile:
     """latency: seconds by (share, batch)."""
-    points = [Point(share=s, batch=b, latency=seconds, memory=memory) for (s, b), seconds in latency.items()]
+    points = [
+        Point(share=s, batch=b, latency=seconds, memory=memory, features={SM: 50.0, DRAM: 50.0})
+        for (s, b), seconds in latency.items()
+    ]
     return Profile(model, kind, points)
 
 

@@ -1,0 +1,30 @@
+"""Plan by the NTUA thesis' Max (section 9.2.2): each workload has a device to itself, as with NVIDIA's device plugin.
+
+No device is cut and nothing is shared. A rate beyond a device is split into equal parts. Kinds of devices are tried in
+order of price; workloads for which no device is left would wait, and are unserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cotenant.core.model import Kind
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, fits_device
+from cotenant.planners.kind_by_kind import plan_kind_by_kind, split_into_instances
+
+
+def plan(problem: Problem) -> Plan:
+    """Plan a device for each workload."""
+    return plan_kind_by_kind(problem, "max", lambda kind, rates: _place(problem, kind, rates))
+
+
+def _place(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[DeviceDraft]:
+    whole = kind.cuts[-1]
+    placed = [
+        DeviceDraft(kind, [PartitionDraft(whole, {each.model: each.rate})])
+        for model, rate in rates.items()
+        for each in split_into_instances(problem, kind, model, rate, whole)
+    ]
+    return [device for device in placed if fits_device(problem, kind, device.cuts)][: kind.count]
