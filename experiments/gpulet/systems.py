@@ -17,7 +17,7 @@ import numpy as np
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Problem, load_planner, portfolio
+from cotenant.planners import PLANNERS, Problem, geometry, load_planner, portfolio
 from cotenant.planners.capacity import slowdown
 from cotenant.predictors import Load
 from experiments.gpulet import paper, published
@@ -38,8 +38,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
     name: as in tables; origin: "cotenant" or "published"; planner: of Cotenant, or a key of MODES.
 
-    halves: on devices split into fixed halves; free: with any number of partitions per device; every: only every N-th
-    scenario, for slow systems.
+    halves: on devices split into fixed halves; free: with any number of partitions per device; alone: without the other
+    planners of its portfolio; every: only every N-th scenario, for slow systems.
     """
 
     name: str
@@ -48,7 +48,13 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
     interference: bool = True
     halves: bool = False
     free: bool = False
+    alone: bool = False
     every: int = 1
+
+    @property
+    def searches(self) -> bool:
+        """Return whether the planner itself finds the largest rate, and is asked with its portfolio."""
+        return self.origin == "cotenant" and self.planner == portfolio.LEADER
 
     @property
     def available(self) -> bool:
@@ -79,10 +85,11 @@ def plan_function(system: System, model_set: ModelSet, devices: int = paper.DEVI
     if system.origin == "published":
         decide = _published(system, model_set, devices)
         return lambda rates: as_plan(decide(rates), problem)
-    if system.planner == "geometry":
+    if system.searches:
         # Whether any plan serves them, rather than which needs the fewest devices.
         patient = msgspec.structs.replace(problem, time_limit=TIME_LIMIT)
-        return lambda rates: portfolio.feasible(msgspec.structs.replace(patient, rates=dict(rates)))
+        serve = geometry.feasible if system.alone else portfolio.feasible
+        return lambda rates: serve(msgspec.structs.replace(patient, rates=dict(rates)))
     plan = load_planner(system.planner)
 
     def complete(rates: Mapping[str, float]) -> Plan | None:

@@ -57,8 +57,9 @@ class Gpus:
         for nodes in self.gpus:
             yield from nodes
 
-    def neighbour(self, node: Node) -> Node | None:
-        return next((other for other in self.gpus[node.gpu] if other is not node), None)
+    def others(self, node: Node) -> list[Node]:
+        """Return the other gpulets of the same GPU: one, or none."""
+        return [other for other in self.gpus[node.gpu] if other is not node]
 
     def split(self, node: Node, size: int) -> None:
         node.size = size
@@ -71,19 +72,20 @@ class Gpus:
                 if not any(node.tasks for node in nodes):
                     self.gpus[gpu] = [Node(gpu, 100, 0, [])]
 
-    def latencies(self, model: int, part: int, other: Node | None) -> list[float]:
-        """Return latencies in ms by batch, under co-location with `other`: the highest over its tasks (1.4)."""
-        if not self.mode.interference or other is None or not other.tasks:
+    def latencies(self, model: int, part: int, others: Iterable[Node]) -> list[float]:
+        """Return latencies in ms by batch, under co-location with gpulets: the highest over their tasks (1.4)."""
+        colocated = [(task, other.size) for other in others for task in other.tasks]
+        if not self.mode.interference or not colocated:
             return self.tables.alone(model, part)
-        curves = [self.tables.colocated(model, part, task.model, task.batch, other.size) for task in other.tasks]
+        curves = [self.tables.colocated(model, part, task.model, task.batch, size) for task, size in colocated]
         return curves[0] if len(curves) == 1 else list(map(max, *curves))
 
     def round_time(self, node: Node, batches: Iterable[tuple[int, int]]) -> float:
         """Return the duration of one round of these models and batches, in ms."""
-        other = self.neighbour(node)
+        others = self.others(node)
         total = 0.0
         for model, batch in batches:
-            total = f32(total + self.latencies(model, node.size, other)[batch])
+            total = f32(total + self.latencies(model, node.size, others)[batch])
         return total
 
     def overhead(self, task: Task) -> float:
@@ -107,10 +109,13 @@ class Gpus:
     def throughput(self, model: int) -> float:
         return f32(sum(task.throughput for node in self.nodes() for task in node.tasks if task.model == model))
 
-    def fill(self, node: Node, model: int, rate: int, other: Node | None, *, saturated: bool) -> bool:
-        """Place the model on the gpulet, co-located with `other`; return False if no batch meets the SLO."""
+    def fill(self, node: Node, model: int, rate: int, others: Iterable[Node], *, saturated: bool) -> bool:
+        """Place the model on the gpulet, co-located with `others`; return False if no batch meets the SLO.
+
+        At rates that the program has raised (1.5) the duty cycle may be shorter than the batch.
+        """
         slo = self.tables.models[model].slo
-        curve = self.latencies(model, node.size, other)
+        curve = self.latencies(model, node.size, others)
         if saturated:
             batch, most = saturated_batch(curve, slo)
             rate, duty = int(most), curve[batch]
@@ -118,7 +123,7 @@ class Gpus:
             batch, rate = residual_batch(curve, slo, rate)
             if not batch:
                 return False
-            duty = max(f32(1000 * batch / rate), curve[batch])
+            duty = f32(1000 * batch / rate)
         self.put(node, model, rate, batch, duty, f32(curve[batch] / duty))
         return True
 
@@ -126,37 +131,17 @@ class Gpus:
         node.tasks = [Task(model, rate, batch, f32(1000 * batch / duty))]
         node.duty, node.occupancy = duty, occupancy
 
-    def reduce_batches(self, node: Node) -> int | None:
-        """Reduce batches that miss the SLO under interference (1.8).
-
-        Return the lost rate in requests/s, None if no batch meets the SLO.
-        """
-        if not node.tasks:
-            return 0
-        other = self.neighbour(node)
-        before = node.tasks[0].throughput
-        if len(node.tasks) == 1 and node.occupancy == 1:
-            (task,) = node.tasks
-            slo = self.tables.models[task.model].slo
-            curve = self.latencies(task.model, node.size, other)
-            # While the batch still meets the SLO, the program updates only its throughput, not its duty cycle.
-            if f32(2 * curve[task.batch]) >= slo:
-                while task.batch and f32(2 * curve[task.batch]) > slo:
-                    task.batch -= 1
-                if not task.batch:
-                    return None
-                node.duty = curve[task.batch]
-            task.throughput = (
-                f32(1000 * task.batch / curve[task.batch]) if task.batch else 0.0
-            )  # batch 0: reduced to nothing before
-            return max(0, int(before - task.throughput))
+    def reduce_batches(self, node: Node) -> bool:
+        """Reduce batches that miss the SLO under interference (1.8). Return False if no batch meets the SLO."""
+        if len(node.tasks) == 1 and node.occupancy >= 1:
+            return self._reduce_saturated(node, node.tasks[0])
         busy = self.round_time(node, [(task.model, task.batch) for task in node.tasks])
         if all(f32(busy + node.duty) <= 1.05 * self.tables.models[task.model].slo for task in node.tasks):
-            return 0
+            return True
         duties = []
         for task in node.tasks:
             slo = self.tables.models[task.model].slo
-            curve = self.latencies(task.model, node.size, other)
+            curve = self.latencies(task.model, node.size, self.others(node))
             first, duty = task.batch, node.duty
             while task.batch:
                 task.batch -= 1
@@ -165,26 +150,37 @@ class Gpus:
                 if f32(curve[task.batch] + duty) <= 1.05 * slo:
                     break
             if not task.batch:
-                return None
+                return False
             duties.append(duty)
         node.duty = min(duties)
         for task in node.tasks:
             task.throughput = f32(1000 * task.batch / node.duty)
-        return max(0, int(before - node.tasks[0].throughput))
+        return True
+
+    def _reduce_saturated(self, node: Node, task: Task) -> bool:
+        slo = self.tables.models[task.model].slo
+        curve = self.latencies(task.model, node.size, self.others(node))
+        # While the batch still meets the SLO, the program updates only its throughput, not its duty cycle.
+        if f32(2 * curve[task.batch]) >= slo:
+            batch = task.batch
+            while batch and f32(2 * curve[batch]) > slo:
+                batch -= 1
+            if not batch:
+                return False
+            task.batch, node.duty = batch, curve[batch]
+        task.throughput = f32(1000 * task.batch / curve[task.batch])
+        return True
 
     def keeps_constraints(self, node: Node) -> bool:
-        """Reduce the new batch until network and interference allow it; return False if none is allowed."""
+        """Reduce the new batch until the network allows it, and co-located batches; return False if none is allowed."""
         (task,) = node.tasks
         while task.batch and self.network_gbit(node.gpu) > NETWORK_GBIT:
             task.batch -= 1
             task.throughput = f32(1000 * task.batch / node.duty)
         if not task.batch:
             return False
-        if not self.mode.interference:
-            return True
         # The program does not compensate the rate that the co-located gpulet loses here.
-        other = self.neighbour(node)
-        return self.reduce_batches(node) is not None and (other is None or self.reduce_batches(other) is not None)
+        return not self.mode.interference or all(self.reduce_batches(other) for other in self.others(node))
 
     def remove(self, model: int) -> None:
         for node in self.nodes():

@@ -78,11 +78,12 @@ class _Scheduler:
         """Place a model; return the remaining rate and whether any was placed (1.7, steps 1 to 5)."""
         desired = self._estimate(model, rate)
         if desired is not None and self._would_fit(desired):
-            lost = self._allocate(desired)
-            if lost is not None:
-                return lost, True
-        # Gpulets allocated before the failure stay.
-        left = self._place_on_empty(model, int(rate - self.gpus.throughput(model)), desired[0].size if desired else 100)
+            self._allocate(desired)
+        # What was allocated stays, also where some gpulet was not found.
+        left = int(rate - self.gpus.throughput(model))
+        if left <= IGNORED_RATE:
+            return 0, True
+        left = self._place_on_empty(model, left, desired[0].size if desired else 100)
         self._merge_residues(model)
         return left, left < rate
 
@@ -132,7 +133,8 @@ class _Scheduler:
                 or not self.gpus.has_memory(node, gpulet.model)
             ):
                 continue
-            latency = self.gpus.latencies(gpulet.model, gpulet.size, self.gpus.neighbour(node))[gpulet.batch]
+            # On the size of the gpulet as it is: a whole GPU is faster than the part that will be split off.
+            latency = self.gpus.latencies(gpulet.model, node.size, self.gpus.others(node))[gpulet.batch]
             if f32(latency + gpulet.duty) > self.tables.models[gpulet.model].slo or not self._neighbour_keeps_slo(node):
                 continue
             excess = 0 if node.size == 100 else node.size - gpulet.size
@@ -142,54 +144,55 @@ class _Scheduler:
 
     def _neighbour_keeps_slo(self, node: Node) -> bool:
         """Test the SLOs on the other gpulet of the GPU; the program ignores the new model's interference here (1.7)."""
-        other = self.gpus.neighbour(node)
-        return other is None or all(
+        return all(
             f32(f32(self.gpus.overhead(task)) + f32(2 * other.duty)) <= self.tables.models[task.model].slo
+            for other in self.gpus.others(node)
             for task in other.tasks
         )
 
-    def _allocate(self, desired: Sequence[DesiredGpulet]) -> int | None:
-        """Allocate gpulets; return the rate lost to interference (1.7, step 3).
-
-        None if one is not found; those allocated before it stay.
-        """
-        lost = 0
+    def _allocate(self, desired: Sequence[DesiredGpulet]) -> None:
+        """Allocate gpulets, up to the first that is not found (1.7, step 3)."""
         for at, gpulet in enumerate(desired):
             node = self._find(gpulet, {})
             if node is None:
-                return None
+                return
             if node.size == 100 and gpulet.size < 100 and self.gpus.splits:
                 self.gpus.split(node, gpulet.size)
             if node.size == gpulet.size:
                 self.gpus.put(node, gpulet.model, gpulet.rate, gpulet.batch, gpulet.duty, gpulet.occupancy)
             else:
-                # A larger gpulet is used unchanged. The program computes its batch under co-location with a gpulet of
-                # the GPU whose number is the position in the list, not of the gpulet's own GPU.
-                others = self.gpus.gpus[at] if at < len(self.gpus.gpus) else []
-                other = next((other for other in reversed(others) if other is not node), None)
-                self.gpus.fill(node, gpulet.model, gpulet.rate, other, saturated=gpulet.occupancy == 1)
-            if self.mode.interference:
-                lost += sum(self.gpus.reduce_batches(each) or 0 for each in self.gpus.gpus[node.gpu])
-        return lost
+                # A larger gpulet is used unchanged. The program computes its batch under co-location with the gpulets
+                # of the GPU whose number is the position in the list, not of the gpulet's own GPU; without the one of
+                # the same size, if that is the first of its size.
+                listed = self.gpus.gpus[at] if at < len(self.gpus.gpus) else []
+                others = [other for other in listed if (other.size, other.dedup) != (node.size, 0)]
+                self.gpus.fill(node, gpulet.model, gpulet.rate, others, saturated=gpulet.occupancy == 1)
+            for each in self.gpus.gpus[node.gpu] if self.mode.interference else ():
+                if not self.gpus.reduce_batches(each) and each is node:
+                    node.tasks[0].throughput = 0.0  # it stays, and is served once more elsewhere
 
     def _place_on_empty(self, model: int, rate: int, first: int) -> int:
-        """Use empty gpulets, largest first, split whole GPUs at `first`; return the remaining rate (1.7, step 4)."""
+        """Use empty gpulets, largest first, split whole GPUs at `first`; return the remaining rate (1.7, step 4).
+
+        From the first that could serve more than is left on, none is saturated.
+        """
         slo = self.tables.models[model].slo
+        saturated = True
         for node in sorted((node for node in self.gpus.nodes() if not node.tasks), key=lambda node: -node.size):
             if rate <= IGNORED_RATE:
                 break
             if not self.gpus.has_memory(node, model):
                 continue
             size = min(node.size, first) if self.gpus.splits and node.size == 100 else node.size
-            curve = self.gpus.latencies(model, size, self.gpus.neighbour(node))
+            curve = self.gpus.latencies(model, size, self.gpus.others(node))
             batch, most = saturated_batch(curve, slo)
-            saturated = most <= rate
+            saturated = saturated and most <= rate
             if saturated and f32(2 * curve[batch]) > slo:
                 continue
             if size < node.size:
                 self.gpus.split(node, size)
             if self.gpus.fill(
-                node, model, rate, self.gpus.neighbour(node), saturated=saturated
+                node, model, rate, self.gpus.others(node), saturated=saturated
             ) and self.gpus.keeps_constraints(node):
                 rate = max(0, int(f32(rate - node.tasks[0].throughput)))
             else:
@@ -198,9 +201,10 @@ class _Scheduler:
         return rate
 
     def _merge_residues(self, model: int) -> None:
-        """Merge all residues of the model into one gpulet (1.7, step 5).
+        """Merge all residues of the model into the first free gpulet of one size (1.7, step 5).
 
-        A single residue is merged with itself: its rate is then truncated to an integer.
+        A single residue is merged with itself: its rate is then truncated to an integer, it may move, and what it costs
+        the other gpulet of its GPU is not looked at.
         """
         mine = [
             node for node in self.gpus.nodes() if [task.model for task in node.tasks] == [model] and node.occupancy < 1
@@ -208,10 +212,11 @@ class _Scheduler:
         if not mine:
             return
         total = int(f32(sum(node.tasks[0].throughput for node in mine)))
-        target = min(mine, key=lambda node: self.tables.saturated(model, node.size)[1])
-        if self.tables.saturated(model, target.size)[1] < total:
+        size = min((node.size for node in mine), key=lambda size: self.tables.saturated(model, size)[1])
+        if self.tables.saturated(model, size)[1] < total:
             return
-        if self.gpus.fill(target, model, total, self.gpus.neighbour(target), saturated=False):
+        target = next(node for node in self.gpus.nodes() if node.size == size and (not node.tasks or node in mine))
+        if self.gpus.fill(target, model, total, self.gpus.others(target), saturated=False):
             for node in mine:
                 if node is not target:
                     node.tasks = []
@@ -242,7 +247,7 @@ class _Scheduler:
     def _join(self, node: Node, model: int, rate: int) -> bool:
         """Add the model to a gpulet in use; return whether every SLO is still met."""
         slo = self.tables.models[model].slo
-        curve = self.gpus.latencies(model, node.size, self.gpus.neighbour(node))
+        curve = self.gpus.latencies(model, node.size, self.gpus.others(node))
         # Only the first batch that passes in isolation is tried together with the others.
         for batch in range(min(LARGEST_BATCH, int(node.duty * rate / 1000)), 0, -1):
             duty = int(1000 * batch / rate)
