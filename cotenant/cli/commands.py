@@ -49,6 +49,10 @@ COMMANDS = {
         "Fit an interference predictor to samples of co-located runs, or compare predictors on them.",
         "cotenant.cli.fit:fit",
     ),
+    "train": (
+        "Train InSS' policy for the devices, models and rates of a problem: minutes on one core.",
+        "cotenant.cli.train:train",
+    ),
     "serve": ("Serve a model repository over HTTP and gRPC until Ctrl-C.", "cotenant.cli.serve:serve"),
     "loadtest": (
         "Send open-loop random load to a server, and report throughput, latency and SLO attainment.",

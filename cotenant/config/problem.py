@@ -30,6 +30,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Arrivals, Objective, Problem
+from cotenant.planners.policy import Policy
 
 MAX_PROCESSORS = 4096
 
@@ -66,6 +67,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     interference: Any = "none"
     arrivals: str = "poisson"
     skip_zero_latency: bool = False
+    policy: str | None = None
 
 
 def read_problem(path: Path | str) -> Problem:
@@ -116,6 +118,7 @@ def read_problem(path: Path | str) -> Problem:
             interference=read_interference(file.interference, f"{path}: interference", path.parent).predictor(profiles),
             applications=applications,
             arrivals=check_one_of(file.arrivals, Arrivals, f"{path}: arrivals"),
+            policy=None if file.policy is None else read_policy(path.parent / file.policy),
         )
     except PlanError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -149,6 +152,15 @@ def _place(model: str, applications: Sequence[Application]) -> str:
         for stage in application.stages
         if stage.model == model
     )
+
+
+def read_policy(path: Path | str) -> Policy:
+    """Read what `cotenant train` wrote. Raises ConfigError."""
+    path = Path(path)
+    try:
+        return Policy.from_json(read_text(path).encode(), str(path))
+    except PlanError as error:
+        raise ConfigError(str(error)) from None
 
 
 def read_profiles_file(path: Path | str, *, skip_zero_latency: bool = False) -> dict[tuple[str, str], Profile]:

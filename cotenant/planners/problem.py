@@ -16,6 +16,7 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.planners.front_end import FrontEnd
+from cotenant.planners.policy import Policy
 from cotenant.predictors import Interference, NoInterference
 
 Objective = Literal["devices", "rate"]
@@ -32,8 +33,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     (None: by the count alone). bounded: whether to spend time on proving a tight bound. applications: graphs of these
     models; planners never see any, since their targets are split over the models first. assumed: models and
     applications whose rate nobody knows; each gets one worker where that is possible. front_end: what requests cost
-    besides; None: nothing. arrivals: "poisson" leaves room for random arrivals and validates plans by simulation;
-    "even" plans for evenly spaced requests, as the papers' planners do.
+    besides; None: nothing. policy: of a planner that learns; None: it trains for the problem. arrivals: "poisson"
+    leaves room for random arrivals and validates plans by simulation; "even" plans for evenly spaced requests, as the
+    papers' planners do.
     """
 
     models: tuple[Model, ...]
@@ -49,6 +51,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     applications: tuple[Application, ...] = ()
     assumed: frozenset[str] = frozenset()
     front_end: FrontEnd | None = None
+    policy: Policy | None = None
     arrivals: Arrivals = "poisson"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.planners import PLANNERS, Problem, contract, load_planner
+from cotenant.planners import PLANNERS, Problem, contract, inss, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
 from cotenant.planners.geometry import small_fleet
@@ -16,7 +16,7 @@ from tests.planners.problems import embedded, problems
 
 every = pytest.mark.parametrize("name", sorted(PLANNERS))
 # Those that search take as long for one problem as the others for a hundred.
-SEARCHES = ["geometry", "ideal"]
+SEARCHES = ["geometry", "ideal", "inss"]
 direct = pytest.mark.parametrize("name", sorted(PLANNERS.keys() - SEARCHES))
 searching = pytest.mark.parametrize("name", SEARCHES)
 
@@ -54,6 +54,7 @@ def test_every_planner_called_twice_returns_equal_plans(name: str, problem: Prob
     """With unlimited time: on a busy machine the integer program may run out of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_fleet, "STEPS_PER_SECOND", 1)
+        patch.setattr(inss, "STEPS_PER_SECOND", 1)
         problem = msgspec.structs.replace(problem, time_limit=100.0)
         assert load_planner(name)(problem) == load_planner(name)(problem)
 
@@ -87,8 +88,9 @@ def test_every_planner_without_rates_returns_empty_plan(name: str) -> None:
     assert (plan.devices, plan.unserved, plan.scale) == ((), {}, 1.0)
 
 
-@every
+@pytest.mark.parametrize("name", sorted(PLANNERS.keys() - {"inss"}))
 def test_every_planner_with_more_devices_serves_no_less(name: str) -> None:
+    """But for InSS' policies, which are trained for each cluster anew."""
     problem = hurried(embedded(20.0))
     served = []
     for count in (0, 1, 2, 4, 8):

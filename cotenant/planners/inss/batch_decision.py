@@ -1,0 +1,75 @@
+"""Decide on batches as InSS does: equation 2, and Algorithm 1 (BDA) with the flag as the text describes it.
+
+In Algorithm 1 as printed, a model counts as served once some batch violated a constraint. The text says the opposite,
+"all constraints are satisfied, the algorithm … updates flag_i to true", and so does the published program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from cotenant.planners.inss.cluster import MAX_BATCH, Cluster, Provisioning
+
+# Of models that none was found for, and of co-located ones during the search: as in the published program.
+DEFAULT_BATCH = 4
+
+
+class BatchDecision(msgspec.Struct, frozen=True):
+    """Hold batches by model, and whether each meets all constraints."""
+
+    batches: tuple[int, ...]
+    feasible: tuple[bool, ...]
+
+
+def task_latency(batch: int, seconds: float, rate: float, queued: float) -> float:
+    """Return the longest latency of a request by equation 2, in seconds.
+
+    seconds: of a batch; rate: requests/s, evenly spaced; queued: requests that wait already. The batch in flight is
+    taken to have just begun. Of an empty queue the first request waits longest, for its batch to fill.
+    """
+    longest = max(seconds, (batch - 1) / rate if rate else 0.0) + seconds
+    if queued + 1 >= batch:
+        longest = max(longest, seconds + math.ceil((queued + 1) / batch) * seconds)
+    return longest
+
+
+def decide_batches(
+    cluster: Cluster, where: Provisioning, rates: Sequence[float], queued: Sequence[float]
+) -> BatchDecision:
+    """Return the largest batches that Algorithm 1 finds, by a binary search for each model.
+
+    rates, queued: by model. The search stops where a batch meets the target and sustains too little, as printed, even
+    where a larger one would do (line 10).
+    """
+    batches = [DEFAULT_BATCH] * len(cluster.models)
+    feasible = [False] * len(cluster.models)
+    for i, (device, share) in enumerate(zip(where.devices, where.shares, strict=True)):
+        if not share:
+            continue
+        curve = cluster.curve(i, device, share)
+        low, high, best = 1, MAX_BATCH, 0
+        while low <= high:
+            middle = (low + high) // 2
+            seconds = math.inf
+            if middle <= len(curve) and _fits(cluster, where, batches, i, middle):
+                seconds = curve[middle - 1] * cluster.slowdown(i, middle, where, [DEFAULT_BATCH] * len(batches))
+            if task_latency(middle, seconds, rates[i], queued[i]) > cluster.slos[i]:
+                high = middle - 1
+            elif middle >= rates[i] * seconds:
+                best, low = middle, middle + 1
+            else:
+                break
+        feasible[i] = best > 0
+        batches[i] = best or max(1, min(DEFAULT_BATCH, len(curve)))
+    return BatchDecision(tuple(batches), tuple(feasible))
+
+
+def _fits(cluster: Cluster, where: Provisioning, batches: Sequence[int], model: int, batch: int) -> bool:
+    """Tell whether a device's models fit with this batch of one of them (constraint 4a)."""
+    device = where.devices[model]
+    models = where.on(device)
+    chosen = [batch if i == model else batches[i] for i in models]
+    return cluster.fits(device, models, [where.shares[i] for i in models], chosen)

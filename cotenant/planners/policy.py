@@ -1,0 +1,142 @@
+"""Represent a trained policy: a file of plain arrays that decides without the library that trained it.
+
+A policy belongs to one cluster and one set of models: its outputs are their devices and shares. `Policy.require` raises
+where a problem has others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.errors import PlanError
+
+VERSION = 1
+DIGITS = 6  # decimals of a weight
+
+Floats = NDArray[np.float64]
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Hold one layer of a network: weights by input and output, and a bias by output."""
+
+    weights: tuple[tuple[float, ...], ...]
+    bias: tuple[float, ...]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
+    """Describe a trained policy.
+
+    planner: which planner it is of. fleet: a hash of the devices, and devices: their kinds, for messages. models: their
+    names, and models_hash: of their targets and profiles. low, high: the requests/s of each model that it was trained
+    for; states are relative to high. heads: the number of choices of each decision. updates: of its networks, 0 where
+    it is untrained; seed: of the training. layers: of the actor, each but the last followed by max(0, x).
+    """
+
+    version: int = VERSION
+    planner: str
+    fleet: str
+    devices: tuple[str, ...]
+    models: tuple[str, ...]
+    models_hash: str
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    heads: tuple[int, ...]
+    updates: int
+    seed: int
+    layers: tuple[Layer, ...]
+
+    def logits(self, state: Floats) -> Floats:
+        """Return the logits of all heads for a state."""
+        for weights, bias in self._arrays[:-1]:
+            state = np.maximum(state @ weights + bias, 0.0)
+        weights, bias = self._arrays[-1]
+        return np.asarray(state @ weights + bias)
+
+    def choices(self, state: Floats) -> list[int]:
+        """Return the likeliest choice of each head."""
+        edges = np.cumsum(self.heads)[:-1]
+        return [int(np.argmax(head)) for head in np.split(self.logits(state), edges)]
+
+    def require(
+        self, *, planner: str, fleet: str, devices: Sequence[str], models: Sequence[str], models_hash: str
+    ) -> None:
+        """Raise PlanError where this policy was made for another planner, other devices or other models, and where it
+        is untrained."""
+        train = "train one with `cotenant train`"
+        if self.planner != planner:
+            raise PlanError(f"the policy is of planner {self.planner!r}, not of {planner!r}; {train}")
+        if self.updates == 0:
+            raise PlanError(f"the policy is untrained (updates = 0): its plans are arbitrary; {train}")
+        if self.models != tuple(models):
+            raise PlanError(
+                f"the policy was trained for the models {', '.join(self.models)}, the problem has {', '.join(models)};"
+                f" {train}"
+            )
+        if self.fleet != fleet:
+            raise PlanError(
+                f"the policy was trained for another cluster ({_counted(self.devices)}; hash {self.fleet}), the problem"
+                f" has {_counted(devices)} (hash {fleet}); {train}"
+            )
+        if self.models_hash != models_hash:
+            raise PlanError(
+                f"the policy was trained for other targets or profiles of these models (hash {self.models_hash}, the"
+                f" problem's is {models_hash}); {train}"
+            )
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes, place: str) -> Policy:
+        """Read a policy from its file's content. Raises PlanError with `place` for what is none."""
+        try:
+            version = msgspec.json.decode(text, type=_Version).version
+            if version != VERSION:
+                raise PlanError(
+                    f"{place}: is a policy of version {version}, this program reads version {VERSION}; train it again"
+                    " with `cotenant train`"
+                )
+            policy = msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise PlanError(f"{place}: is no policy: {error}; make one with `cotenant train`") from None
+        policy._check(place)
+        return policy
+
+    def _check(self, place: str) -> None:
+        """Raise PlanError for layers that do not fit together, and numbers that are not finite."""
+        if not self.layers:
+            raise PlanError(f"{place}: is a policy without layers; make one with `cotenant train`")
+        for n, layer in enumerate(self.layers):
+            outputs = len(layer.bias)
+            inputs = len(self.layers[n - 1].bias) if n else len(layer.weights)
+            if len(layer.weights) != inputs or any(len(row) != outputs for row in layer.weights):
+                raise PlanError(f"{place}: layer {n} has weights of another size than its inputs and outputs")
+        if sum(self.heads) != len(self.layers[-1].bias):
+            raise PlanError(f"{place}: has {len(self.layers[-1].bias)} outputs for {sum(self.heads)} choices")
+        if not all(np.isfinite(weights).all() and np.isfinite(bias).all() for weights, bias in self._arrays):
+            raise PlanError(f"{place}: has weights that are not finite; the training diverged: lower its learning rate")
+
+    @property
+    def _arrays(self) -> list[tuple[Floats, Floats]]:
+        arrays: list[tuple[Floats, Floats]] | None = self.__dict__.get("_cached")
+        if arrays is None:
+            arrays = [(np.array(layer.weights), np.array(layer.bias)) for layer in self.layers]
+            self.__dict__["_cached"] = arrays
+        return arrays
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def layer(weights: Floats, bias: Floats) -> Layer:
+    """Return a layer of rounded numbers, so that a policy decides alike before and after it was in a file."""
+    return Layer(tuple(map(tuple, np.round(weights, DIGITS).tolist())), tuple(np.round(bias, DIGITS).tolist()))
+
+
+def _counted(devices: Sequence[str]) -> str:
+    return ", ".join(f"{list(devices).count(kind)} × {kind}" for kind in dict.fromkeys(devices)) or "no devices"
