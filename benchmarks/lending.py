@@ -7,7 +7,9 @@ One plan of the demo's models is served twice, with shares that are lent and wit
 time, and take turns:
 
 - *idle*: one caller at a time, one model after the other; p50 over that of plain ONNX Runtime with as many threads, the
-  same inputs and the same rest before each run. What a request costs that runs nothing is given beside it (*http*);
+  same inputs and the same rest before each run. Beside it stand what a request costs that runs nothing (*http*), and
+  one that is only passed on to a process that runs the model, by a program that does nothing else (*relay*): the least
+  for a server whose models run in processes of their own;
 - *planned*: Poisson arrivals, from a process of its own, at the planned rates of all models, times `--scale`;
 - *greedy*: the same, and the model with the largest batch time is asked for five times its planned rate, which is more
   than its share can do. It always has work; what counts is how the others fare.
@@ -25,8 +27,8 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +70,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     plain: float
     http: float
+    relay: float
     lent: float
     ceiling: float
     kept: bool
@@ -128,23 +131,41 @@ async def _idle(name: str, assembly: Assembly, addresses: Mapping[str, str], inp
     partition = _largest_partition(name, assembly)
     threads = Cpu(reserve=assembly.settings.reserve).open(LaneId(DeviceId("cpu"), 0), partition.share).threads
     path = assembly.deployment.offered[name].entry.path
-    found: dict[str, list[float]] = {"plain": [], "http": [], **{mode: [] for mode in MODES}}
-    for _ in range(3):
-        for mode, address in addresses.items():
-            found[mode] += await _client(name, address, inputs)
-        found["http"] += await _client("", next(iter(addresses.values())), inputs)
-        found["plain"] += await asyncio.to_thread(_plain, path, threads, inputs)
-    plain, bare, lent, ceiling = (statistics.median(found[key]) for key in ("plain", "http", "lent", "ceiling"))
+    found: dict[str, list[float]] = {"plain": [], "http": [], "relay": [], **{mode: [] for mode in MODES}}
+    async with _relay(name, path, threads) as relay:
+        for _ in range(3):
+            for mode, address in ({**addresses, "relay": relay}).items():
+                found[mode] += await _client(name, address, inputs)
+            found["http"] += await _client("", next(iter(addresses.values())), inputs)
+            found["plain"] += await asyncio.to_thread(_plain, path, threads, inputs)
+    plain, http, relayed, lent, ceiling = (
+        statistics.median(found[key]) for key in ("plain", "http", "relay", "lent", "ceiling")
+    )
     return Idle(
         model=name,
         share=partition.share / 10,
         threads=threads,
         plain=plain,
-        http=bare,
+        http=http,
+        relay=relayed,
         lent=lent,
         ceiling=ceiling,
         kept=lent <= FACTOR * plain + EXTRA,
     )
+
+
+@asynccontextmanager
+async def _relay(name: str, path: Path, threads: int) -> AsyncIterator[str]:
+    """Run a relay to a process with the model; yield its address."""
+    relay = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.relay", name, str(path), str(threads)), stdout=asyncio.subprocess.PIPE
+    )
+    assert relay.stdout is not None
+    try:
+        yield (await relay.stdout.readline()).decode().strip()
+    finally:
+        relay.terminate()
+        await relay.wait()
 
 
 def _largest_partition(name: str, assembly: Assembly) -> Partition:
@@ -274,7 +295,8 @@ def _show(result: Result) -> None:
         print(
             f"{it.model:<16} {it.share:5.1f} %, {it.threads} threads: plain {it.plain * 1e3:7.2f}  lent "
             f"{it.lent * 1e3:7.2f} ({it.lent / it.plain:.2f} ×)  ceiling {it.ceiling * 1e3:7.2f} "
-            f"({it.ceiling / it.plain:.2f} ×)  http {it.http * 1e3:.2f}  {'kept' if it.kept else 'MISSED'}"
+            f"({it.ceiling / it.plain:.2f} ×)  http {it.http * 1e3:.2f}  "
+            f"relay {it.relay * 1e3:.2f}  {'kept' if it.kept else 'MISSED'}"
         )
     for what, rows in (("planned rates", result.planned), ("beside a greedy model", result.greedy)):
         print(what)
