@@ -24,7 +24,7 @@ from cotenant.cli.options import (
     ServerSettings,
     WorkloadFile,
 )
-from cotenant.cli.report_file import ReportFile, check_report
+from cotenant.cli.report_file import ReportFile, check_files
 from cotenant.cli.simulate import without_failures
 from cotenant.errors import ConfigError
 
@@ -54,11 +54,8 @@ def capacity(
     json: Json = False,
 ) -> None:
     """Find the largest multiple of the rates that a plan sustains in the simulator, or size the fleet for growth."""
-    from cotenant.render.figure import check_drawable
 
-    if plot is not None:
-        check_drawable(plot)  # an error now, not after minutes
-    check_report(report)
+    check_files(plot, report)
     output = Output(plot=plot, report=report, files=(problem, settings, plan_file, workload), json=json)
     without_failures(workload)
     runs = tuple(range(seed, seed + seeds))

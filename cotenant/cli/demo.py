@@ -29,7 +29,7 @@ from cotenant.cli.loading import load_settings, write_file
 from cotenant.cli.loadtest import under_load
 from cotenant.cli.options import Duration, GrpcPort, Host, HttpPort, Json, MetricsPort, PlannerName, Scale, Seed
 from cotenant.cli.output import aside, console, print_labelled, print_written, profile_progress, show_json
-from cotenant.cli.report_file import ReportFile, check_report
+from cotenant.cli.report_file import ReportFile, check_files
 from cotenant.cli.reports import describe_attainment, run_verdict
 from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
@@ -38,7 +38,6 @@ from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
 from cotenant.measure.report import Report
 from cotenant.profiling.machine_load import describe_load, measure_load, slowdowns_under
-from cotenant.render.figure import check_drawable
 from cotenant.render.plan_figure import save_plan
 from cotenant.render.report import report_table
 from cotenant.render.table import table
@@ -64,8 +63,7 @@ def demo(
     json: Json = False,
 ) -> None:
     """Build example models, profile, plan and serve them, send real requests and load, and report."""
-    check_report(report)
-    check_drawable(plot)
+    check_files(plot, report)
     addresses = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     settings = load_settings(None, model_repository, planner, **addresses)
     check_ports(settings)

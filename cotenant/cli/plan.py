@@ -24,7 +24,7 @@ from cotenant.cli.options import (
     TimeLimit,
 )
 from cotenant.cli.output import aside, console, print_labelled, print_written, progress_bars, show_json
-from cotenant.cli.report_file import ReportFile, check_report
+from cotenant.cli.report_file import ReportFile, check_files
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.core.units import show_count, show_rate, show_seconds, show_share
@@ -37,7 +37,6 @@ from cotenant.planners.forecast import Forecast, forecast
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
-from cotenant.render.figure import check_drawable
 from cotenant.render.forecast_table import forecast_table
 from cotenant.render.plan_diff import plan_diff_table
 from cotenant.render.plan_figure import save_plan
@@ -90,9 +89,7 @@ def plan(
     json: Json = False,
 ) -> None:
     """Plan shares, batch sizes and placement of models, and predict SLO attainment."""
-    if plot is not None:
-        check_drawable(plot)  # an error now, not after profiling
-    check_report(report)
+    check_files(plot, report)
     if compare:
         given: dict[str, object] = {
             "--planner": planner,

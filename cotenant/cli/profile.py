@@ -12,7 +12,7 @@ import typer
 from cotenant.cli.loading import load_settings, load_unplanned, write_file
 from cotenant.cli.options import Json, ModelRepository, PlotFile, SettingsFile
 from cotenant.cli.output import console, print_labelled, print_written, show_json
-from cotenant.cli.report_file import ReportFile, check_report, write_report
+from cotenant.cli.report_file import ReportFile, check_files, write_report
 from cotenant.core.profile import Profile
 from cotenant.errors import ConfigError
 from cotenant.planners import Problem
@@ -41,12 +41,9 @@ def profile(
     """Profile the models of a repository over batch size and share of a device. Results are cached."""
     from cotenant.core.profile import write_profiles
     from cotenant.profiling.machine_load import foreign_load, is_busy
-    from cotenant.render.figure import check_drawable
     from cotenant.render.profiles import profile_table, save_profiles
 
-    if plot is not None:
-        check_drawable(plot)  # an error now, not after minutes
-    check_report(report)
+    check_files(plot, report)
     if count is not None and pairs is None:
         raise ConfigError("--count is the number of co-located runs; it goes with --pairs")
     if pairs is not None:

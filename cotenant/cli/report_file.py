@@ -31,6 +31,16 @@ ReportFile = Annotated[
 ]
 
 
+def check_files(plot: Path | None, report: Path | None) -> None:
+    """Raise ConfigError for a figure or a report that could not be written: call it before long work. None: is not
+    wanted."""
+    from cotenant.render.figure import check_drawable
+
+    if plot is not None:
+        check_drawable(plot)
+    check_report(report)
+
+
 def check_report(path: Path | None) -> None:
     """Raise ConfigError for a report that could not be written: call it before long work. None: no report."""
     if path is None:

@@ -26,7 +26,7 @@ from cotenant.cli.options import (
     WorkloadFile,
 )
 from cotenant.cli.output import aside, console, print_written, progress_bars, show_json
-from cotenant.cli.report_file import ReportFile, check_report, write_report
+from cotenant.cli.report_file import ReportFile, check_files, write_report
 from cotenant.config import read_failures, read_workload
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count, show_seconds
@@ -75,7 +75,6 @@ def simulate(
     """Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time."""
     from cotenant.cli.what_if import report_what_ifs, run_what_ifs
     from cotenant.planning.what_if import Scenario, read_change
-    from cotenant.render.figure import check_drawable
     from cotenant.render.timeline_figure import save_timeline
 
     changes = [read_change(text) for text in what_if or ()]
@@ -87,9 +86,7 @@ def simulate(
         raise ConfigError(f"{'--what-if' if changes else '--plot'} is for one plan; leave it out, or leave out --adapt")
     if event_log is not None and not adapt:
         raise ConfigError("--event-log is about the controller; it goes with --adapt")
-    if plot is not None:
-        check_drawable(plot)  # an error now, not after minutes
-    check_report(report)
+    check_files(plot, report)
     asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
     workload = workload_for_plan(asked, answer, rate, scale, workload_file)
     if changes:

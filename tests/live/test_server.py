@@ -119,6 +119,8 @@ def test_server_with_real_workers_answers_stock_clients(tmp_path: Path) -> None:
                     (triton_grpc.InferenceServerClient(grpc_address), triton_grpc),
                 ):
                     await asyncio.to_thread(use, client, module)
+                (counts,) = server.statistics("identity")
+                assert counts["inference_stats"]["success"]["count"] == 4, "two of each client"
             finally:
                 await http.stop(1.0)
                 await rpc.stop(1.0)

@@ -255,10 +255,12 @@ def use_aiohttp(address: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("use", [use_triton, use_standard_library, use_aiohttp])
-def test_stock_client_is_told_of_overload(front: Running, use: Callable[[str], None]) -> None:
+@pytest.mark.parametrize(("use", "requests"), [(use_triton, 3), (use_standard_library, 5), (use_aiohttp, 4)])
+def test_stock_client_is_told_of_overload(front: Running, use: Callable[[str], None], requests: int) -> None:
+    before = len(front.core.unread)
     with overloaded(front):
         use(front.http)
+    assert len(front.core.unread) - before == requests, "each is counted, once"
 
 
 def test_request_to_upgrade_is_told_of_overload(wire: Wire, loop: LateLoop) -> None:
