@@ -138,6 +138,8 @@ class Driver:
         self._split_of: dict[int, SplitTensors] = {}  # by part; their inputs are in `_callers`
         self._full: dict[str, float] = {}  # models that take no requests, and when one would be done, until an event
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
+        self._full_batches: dict[LaneId, float] = {}  # lanes that run as many rows as they may, and until when
+        self.full_batch_due = math.inf  # the first of these ends
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -255,7 +257,7 @@ class Driver:
         running = self._running.get(lane)
         if running is None or running[0].batch != batch:
             return  # the batch has failed already
-        del self._running[lane]
+        self._stopped(lane)
         run, since = running
         rows = sum(request.size for request in run.requests)
         outputs: dict[int, Tensors] = {}
@@ -295,8 +297,21 @@ class Driver:
         return Finished(run.lane, run.batch, tuple(failed), tuple(made), lent)
 
     def failed(self, lane: LaneId, batch: int, reason: str) -> None:
-        self._running.pop(lane, None)
+        self._stopped(lane)
         self.feed(Failed(lane, batch, reason))
+
+    def _started(self, command: Run, now: float) -> None:
+        lane = command.lane
+        self._running[lane] = command, now
+        held = self._dispatcher.lanes.get(lane)
+        if held is not None and held.batch is not None and held.batch.rows >= held.batch.queue.batch:
+            self._full_batches[lane] = held.free_at
+            self.full_batch_due = min(self.full_batch_due, held.free_at)
+
+    def _stopped(self, lane: LaneId) -> None:
+        self._running.pop(lane, None)
+        if self._full_batches.pop(lane, None) is not None:
+            self.full_batch_due = min(self._full_batches.values(), default=math.inf)
 
     def feed(self, event: Event, answers: dict[int, Tensors] | None = None) -> None:
         """Give the dispatcher an event, and carry out its commands. Events that these cause (a response may let its
@@ -315,7 +330,7 @@ class Driver:
                 event, ready = self._pending.popleft()
                 if isinstance(event, Died):  # until this event's turn, the dispatcher may give the lane a batch
                     for lane in (event.lane, *event.others):
-                        self._running.pop(lane, None)
+                        self._stopped(lane)
                 now = self._clock()
                 commands = self._decide(event, now)
                 if self._log is not None:
@@ -346,7 +361,7 @@ class Driver:
     def _perform(self, command: Command, now: float, answers: dict[int, Tensors]) -> None:
         match command:
             case Run(lane, batch, model, requests):
-                self._running[lane] = command, now
+                self._started(command, now)
                 self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)

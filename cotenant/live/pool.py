@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,8 @@ class Pool:
         self._lanes: dict[LaneId, WorkerLane] = {}
         self._workers: dict[WorkerConnection, LaneWorker] = {}
         self._flights: dict[WorkerConnection, Flight] = {}
+        self._answers = select.poll()  # sockets of workers, to be asked at once which of them have answered
+        self._by_socket: dict[int, WorkerConnection] = {}
         self._lending = Lending(arena)
         self.processes = WorkerProcesses(arena.fd, self._left, warm_workers=warm_workers)
         self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
@@ -207,7 +210,7 @@ class Pool:
         """Wait until a worker is ready; return "" or the reason why it is not."""
         lane = worker.lane
         if fresh:
-            await self._open(lane, leaving)
+            await self._open(worker, leaving)
         if worker.killed:
             return worker.killed
         launch = lane.launch
@@ -215,6 +218,8 @@ class Pool:
             process = self.processes.take(lane.name, launch.process, self._modules(lane))
             line = worker.line = WorkerConnection(process, answered=self._answered)
         self._workers[line] = worker
+        self._by_socket[line.fileno] = line
+        self._answers.register(line.fileno, select.POLLIN)
         line.send(
             Setup(
                 arena=self._arena.size,
@@ -247,9 +252,13 @@ class Pool:
             return line.gone.result()
         return worker.killed or failure
 
-    async def _open(self, lane: WorkerLane, leaving: Collection[LaneId]) -> None:
+    async def _open(self, worker: LaneWorker, leaving: Collection[LaneId]) -> None:
+        """Open the partition of a worker's lane, anew where it is open, unless the worker has been killed meanwhile."""
+        lane = worker.lane
         if lane.opened:
             await self._in_turn(self._backend.close, lane.name)
+            if worker.killed:
+                return  # the partition may be closed for good: what is opened now, nobody would close
         lane.opened = True
         share = lane.share
         lane.launch = await self._in_turn(self._backend.open, lane.name, share, leaving)
@@ -280,6 +289,9 @@ class Pool:
     def _left(self, lines: Sequence[WorkerConnection], reason: str) -> None:
         """Handle the end of workers, whether expected or not."""
         workers = [self._workers.pop(line) for line in lines]
+        for line in lines:
+            del self._by_socket[line.fileno]
+            self._answers.unregister(line.fileno)
         for worker, line in zip(workers, lines, strict=True):
             self._lending.clear(worker.lane.name)
             if self._flights.pop(line, None) is not None and not worker.over:
@@ -348,8 +360,10 @@ class Pool:
     def poll(self) -> None:
         """Receive the answers that have arrived. The event loop does so too, but only after all callers that have data:
         under overload, lanes would wait for it and run nothing."""
-        for line in list(self._flights):
-            line.receive()
+        for socket, _ in self._answers.poll(0):
+            line = self._by_socket.get(socket)  # None: what came before has ended it
+            if line is not None:
+                line.receive()
 
     def busy(self) -> Iterator[WorkerBusy]:
         """Yield the batches in flight."""

@@ -220,7 +220,8 @@ class WorkerConnection:
     """Hold the server's end of one lane's socket to the process that serves it.
 
     `started` becomes "" when the lane is ready, or the reason why it will never be; `gone` becomes the reason why it
-    ended, once nothing of it runs any more. answered: called with each answer and the size of its message.
+    ended, once nothing of it runs any more. fileno: of the socket. answered: called with each answer, and the size of
+    its message.
     """
 
     def __init__(
@@ -241,9 +242,10 @@ class WorkerConnection:
         self._closed = False  # the worker closed the lane in good order
         self._connection = process.connect()
         self._connection.setblocking(False)
+        self.fileno = self._connection.fileno()
         self._inbox = Inbox(self._connection)
         process.lines.add(self)
-        loop.add_reader(self._connection.fileno(), self.receive)
+        loop.add_reader(self.fileno, self.receive)
 
     def send(self, message: ToWorker) -> None:
         """Send a message without blocking: what the socket does not accept now follows later."""
@@ -251,7 +253,7 @@ class WorkerConnection:
         if not self._unsent:
             data = self._push(data)
             if data:
-                self._loop.add_writer(self._connection.fileno(), self._flush)
+                self._loop.add_writer(self.fileno, self._flush)
         self._unsent += data
 
     def retire(self) -> None:
@@ -284,7 +286,7 @@ class WorkerConnection:
     def _flush(self) -> None:
         self._unsent = self._push(self._unsent)
         if not self._unsent:
-            self._loop.remove_writer(self._connection.fileno())
+            self._loop.remove_writer(self.fileno)
 
     def receive(self) -> None:
         """Receive messages without blocking. Called by the event loop when the socket is readable."""
@@ -297,7 +299,7 @@ class WorkerConnection:
         except ConnectionResetError:
             self._ended = True
         if self._ended:
-            self._loop.remove_reader(self._connection.fileno())
+            self._loop.remove_reader(self.fileno)
         try:
             while (data := self._inbox.take()) is not None:
                 self._accept(data)
@@ -329,7 +331,7 @@ class WorkerConnection:
         """Read nothing more of a worker that sends what is not the protocol, and end its process."""
         if not self._ended:
             self._ended = True
-            self._loop.remove_reader(self._connection.fileno())
+            self._loop.remove_reader(self.fileno)
         self.process.kill(f"it broke the protocol: {error}")
         self.process.end()
 
@@ -346,8 +348,8 @@ class WorkerConnection:
         if self.gone.done():
             return False
         self._ended = True
-        self._loop.remove_reader(self._connection.fileno())
-        self._loop.remove_writer(self._connection.fileno())
+        self._loop.remove_reader(self.fileno)
+        self._loop.remove_writer(self.fileno)
         self._connection.close()
         self._settle(reason)
         self.gone.set_result(reason)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -252,6 +253,31 @@ def test_requests_of_one_round_of_the_loop_arrive_together() -> None:
         now += 0.001
         driver.submit("m", (), answers.append, within=1.0)
         assert len(dispatcher.arrived) == told + 1
+
+    asyncio.run(main())
+
+
+def test_driver_tells_when_the_first_full_batch_should_have_ended() -> None:
+    async def main() -> None:
+        others = [LaneId.parse(f"cpu-0/{slot}") for slot in range(2)]
+        driver = Driver(Dispatcher(), lambda *batch: None, Nobody(), clock=lambda: 5.0, drained=lambda lane: None)
+        models = (LaneModel(model="m", latencies=(0.01, 0.02)),)
+        driver.tell(Applied(tuple(LaneSpec(id=lane, models=models) for lane in others)))
+        for lane in others:
+            driver.tell(Ready(lane))
+        driver.submit("m", (), lambda answer: None, within=1.0)
+        assert driver.full_batch_due == math.inf, "another request would have been taken as well"
+        driver.finished(others[0], 1, [()], Timing(0, 0, 0, 0, 0, 0))
+        for _ in others:
+            driver.submit("m", (), lambda answer: None, within=1.0, size=2)
+        first = driver.full_batch_due
+        assert 5.0 < first < 5.03
+        driver.finished(others[0], 2, [()], Timing(0, 0, 0, 0, 0, 0))
+        assert first <= driver.full_batch_due < 5.03, "the other lane's"
+        driver.tell(Died(others[1], "it was killed"))
+        assert driver.busy_since(others[0]) is not None and driver.full_batch_due < math.inf, "it runs there again"
+        driver.failed(others[0], 4, "no")
+        assert driver.full_batch_due == math.inf
 
     asyncio.run(main())
 

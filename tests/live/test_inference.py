@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from cotenant.core.request import Outcome
 from cotenant.errors import RequestError, UnavailableError
+from cotenant.live.inference import DUE_INTERVAL, POLL_INTERVAL
 from cotenant.live.metrics import render
 from cotenant.live.oip import OVERLOADED, InferRequest, InferResponse
 from tests.live.deployment import repository
@@ -55,6 +57,26 @@ def test_server_would_reject_what_no_target_leaves_time_for(tmp_path: Path) -> N
             assert not server.would_reject("identity", "9", target)
             await server.drain(1.0)
             assert not server.would_reject("identity", "", target)
+
+    run(main())
+
+
+def test_workers_are_polled_more_often_once_a_full_batch_should_have_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            polls: list[float] = []
+            server._rollouts.poll = lambda: polls.append(time.monotonic())  # type: ignore[method-assign]
+
+            def count(seconds: float) -> int:
+                polls.clear()
+                until = time.monotonic() + seconds
+                while time.monotonic() < until:
+                    server.poll()
+                return len(polls)
+
+            assert count(0.1) <= 0.1 / POLL_INTERVAL
+            server._driver.full_batch_due = time.monotonic()
+            assert 0.1 / POLL_INTERVAL < count(0.1) <= 0.1 / DUE_INTERVAL
 
     run(main())
 

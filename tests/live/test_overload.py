@@ -13,6 +13,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.live.driver import GAIN
 from cotenant.live.http.load_shedding import LoadShedder
+from cotenant.live.inference import POLL_INTERVAL
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
     Applied,
@@ -29,7 +30,7 @@ from cotenant.runtime.events import (
 )
 
 READ, ANSWER, GLANCE, REJECT = 25e-6, 20e-6, 6e-6, 10e-6  # seconds of the loop, near what docs/benchmarks.md reports
-POLL = 0.001  # seconds between two looks for batches that are done
+POLL = POLL_INTERVAL  # seconds between two looks for batches that are done
 SLO = 0.05
 LANE = LaneId.parse("cpu-0/0")
 LATENCIES = tuple(0.004 + 0.0001 * rows for rows in range(1, 33))

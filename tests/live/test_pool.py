@@ -17,7 +17,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,13 +25,16 @@ import pytest
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.control.events import PartitionClosed, SupervisorEvent, WorkersExited
 from cotenant.control.supervisor import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import control_driver, share_audit
 from cotenant.live import pool as pool_module
+from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.process import private_memory
+from cotenant.worker.arena import Arena
 from cotenant.worker.wire import RunBatch, Setup, WorkerModel
 from tests.cli.program import alive, workers_of
 from tests.live.workers import PATIENCE, floats, pool_of, sleeper
@@ -594,6 +597,48 @@ def test_pool_status_of_a_shared_process_that_just_died_takes_all_its_lanes_down
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             pool.poll()  # a request comes before the event loop does
             assert {(await told.next())[:2] for _ in lanes} == {("died", lane) for lane in lanes}
+
+    asyncio.run(scenario())
+
+
+class SlowToClose(Fake):
+    """Refuses the first partition, and takes its time to close. opened: partitions that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[LaneId] = []
+        self.may_close = threading.Event()
+        self._refused = False
+
+    def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
+        if not self._refused:
+            self._refused = True
+            raise DeviceError("not now")
+        self.opened.append(lane)
+        return super().open(lane, share, leaving)
+
+    def close(self, lane: LaneId) -> None:
+        assert self.may_close.wait(PATIENCE)
+        if lane in self.opened:
+            self.opened.remove(lane)
+
+
+def test_partition_of_a_worker_that_was_killed_while_the_former_is_closed_is_not_opened() -> None:
+    async def scenario() -> None:
+        told: asyncio.Queue[SupervisorEvent] = asyncio.Queue()
+        backend, arena, setup = SlowToClose(), Arena(1 << 20), LaneSetup(500, (sleeper(0.0),))
+        pool = pool_module.Pool(backend, arena, told.put_nowait, cast(pool_module.BatchListener, None))
+        pool.spawn(LANE, 1, setup, fresh=True)
+        assert isinstance(await asyncio.wait_for(told.get(), PATIENCE), WorkersExited)
+        pool.spawn(LANE, 2, setup, fresh=True)
+        await asyncio.sleep(0)  # it waits for the partition of the first to be closed
+        pool.kill(LANE, 2, "its device is lost", abandon=True)
+        pool.close_partition(LANE, 2)
+        backend.may_close.set()
+        assert await asyncio.wait_for(told.get(), PATIENCE) == PartitionClosed(LANE, 2)
+        await pool.close()
+        arena.close()
+        assert not backend.opened and told.empty()
 
     asyncio.run(scenario())
 

@@ -27,7 +27,7 @@ INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when
 REJECTING = 0.002  # seconds of a round in which rejections are written at least
 ROUND = 0.01  # seconds that a round is to take at most, what is read and the rejections together
 WRITING = 1.5  # seconds in which rejections are written for each in which requests are read: a write takes longer
-BETWEEN = 64  # rejections between two polls of the workers
+BETWEEN = 16  # rejections between two polls of the workers
 REST = 0.002  # seconds between two rounds from which on the loop has waited for its sockets: uvloop counts milliseconds
 
 
