@@ -11,7 +11,7 @@ PAGE = HERE.parents[1] / "docs" / "security.md"
 CLASSES = {
     *("pickled sockets", "code in model files", "traversal and links", "missing authorisation", "CSRF and rebinding"),
     *("chunked bodies", "quadratic parsing", "integer overflow and giant shapes", "deep recursion", "shared memory"),
-    *("double ends on cancel", "smuggling", "header bytes 0x80 to 0xFF", "HTTP/2 resets", "fetched URLs"),
+    *("double ends on cancel", "smuggling", "header bytes 0x80 to 0xFF", "HTTP/2 resets", "fetched URLs", "pipelining"),
 }
 
 
