@@ -18,7 +18,7 @@ import numpy as np
 from cotenant.core.profile import Profiles
 from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
-from cotenant.predictors import Interference, Load
+from cotenant.predictors import Interference, Load, QuantilePredictor
 from cotenant.predictors.features import MEMORY, feature_table
 from cotenant.predictors.kernels import ColocatedRun, ThroughputSum
 
@@ -72,7 +72,12 @@ def rank_sets(sets: Iterable[ColocatedSet], score: SetScore) -> list[Choice]:
 
 
 def rank_by_prediction(target: Load, interference: Interference, profiles: Profiles, unit: ThroughputUnit) -> SetScore:
-    """Score sets by the predicted sum of throughputs, in rows/s or relative to each one's alone."""
+    """Score sets by the predicted sum of throughputs, in rows/s or relative to each one's alone.
+
+    A sum of throughputs is expected with medians of slowdowns, where the predictor has quantiles.
+    """
+    if isinstance(interference, QuantilePredictor):
+        interference = interference.with_quantile(0.5)
 
     def score(colocated: ColocatedSet) -> float:
         loads = (target, *colocated)

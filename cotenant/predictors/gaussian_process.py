@@ -1,8 +1,10 @@
 """Predict by a Gaussian process over load features, with conformal quantiles and online corrections: the default.
 
-The log of a slowdown is a sum over the co-located loads, so any number of them can be predicted. It is a Gaussian
-process (gp_regression.py) that falls back on the features of a load (load_features.py) where models were never measured
-together, with more uncertainty. Where the load itself was measured, its residuals correct the mean (residuals.py).
+The log of the slowdown beside one load is a Gaussian process (gp_regression.py) that falls back on the features of a
+load (load_features.py) where models were never measured together, with more uncertainty. Where the load itself was
+measured, its residuals correct the mean (residuals.py). Beside several loads the slowdowns beside each are composed
+(composition.py). Samples of several belong to the process only where their victim was never measured beside one; the
+process then takes the log of their slowdown for a sum.
 
 The process' own standard deviations are not trusted. Its errors on held-out samples, in units of them, locate the
 quantiles (conformal prediction: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). There are
@@ -13,7 +15,7 @@ were not. Few samples are held out in folds, with hyperparameters fitted without
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -23,17 +25,14 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
 from cotenant.predictors import REMEMBERED, Load, remembered
-from cotenant.predictors.gp_regression import (
-    MAX_TUNING_SAMPLES,
-    GpRegression,
-    Matrix,
-    Prior,
-    Terms,
-    fit_hyperparameters,
-)
+from cotenant.predictors.calibration import KNOTS, NORMAL, Calibration, calibrate, noises_of, pooled_table
+from cotenant.predictors.composition import Excess, MeasuredSet, composed
+from cotenant.predictors.composition import growth as growth_of
+from cotenant.predictors.gp_regression import GpRegression, Matrix, Prior, fit_hyperparameters
 from cotenant.predictors.gp_regression import most_informative as most_informative
+from cotenant.predictors.gp_samples import log_slowdowns, name_numbers, runs_of, split_samples, terms_of
 from cotenant.predictors.load_features import FEATURES, load_features
-from cotenant.predictors.residuals import ResidualModes, fit_residual_modes, names, without_each
+from cotenant.predictors.residuals import ResidualModes, fit_residual_modes, names
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.sparse_posterior import Posterior, Side
 
@@ -43,18 +42,10 @@ V = TypeVar("V")
 MIN_SAMPLES = 8  # minimum samples to fit
 MAX_SAMPLES = 1500  # maximum samples to fit, spread evenly over all: time grows with the cube
 QUANTILE = 0.9  # the default quantile for planning
-KNOTS = np.linspace(0, 1, 41)  # probabilities at which calibrations are tabulated
 EXTRAPOLATION_FACTOR = 2  # batches beyond this multiple of the largest sampled one count as extrapolated
 MAX_CACHED_SIDES = 2000  # loads whose similarity to the samples is cached: 48 kB each with 1,500 samples
-FOLDS = 3  # of cross-validation with few samples
+BASELINE_QUANTILE = 0.03  # of the slowdowns beside all sampled loads: the least of them, up to noise
 FORGETTING_FACTOR = 0.98  # weight of an earlier observation relative to the next
-
-
-class Calibration(msgspec.Struct, frozen=True):
-    """Held-out errors in standard deviations at the quantiles KNOTS, of victims with samples and without."""
-
-    seen: list[float]
-    unseen: list[float]
 
 
 class OnlineCorrection(msgspec.Struct, frozen=True):
@@ -99,12 +90,13 @@ class GaussianProcess:
         quantile: float = QUANTILE,
         observed: Mapping[tuple[str, ...], OnlineCorrection],
         residual_modes: Mapping[Load, ResidualModes] | None = None,
+        excess: tuple[Excess, Sequence[float]] | None = None,
     ) -> None:
         """Create from a fitted posterior and the samples behind it.
 
         known: features of the samples' loads. profiles: of further models that may be predicted. observed: corrections,
-        by the names of the victim and, sorted, its co-located models. residual_modes: of the samples, where computed
-        before.
+        by the names of the victim and, sorted, its co-located models. residual_modes, excess and its table: of the
+        samples, where computed before.
         """
         self.quantile = quantile
         self._posterior = posterior
@@ -114,19 +106,24 @@ class GaussianProcess:
         self._features_of = known
         self._profiles = profiles
         self._observed = observed
-        self._residual_modes = fit_residual_modes(process, samples) if residual_modes is None else residual_modes
+        regressed, sets = split_samples(samples)
+        self._residual_modes = fit_residual_modes(process, regressed) if residual_modes is None else residual_modes
         self._kind = samples[0].victim.kind
-        self._names = _names(samples)
-        noises = _noises(process, [sample.victim.model for sample in samples])
+        self._names = name_numbers(regressed)
+        noises = noises_of(process, [sample.victim.model for sample in regressed])
         self._uncertainties = {model: self._uncertainty(noise, calibration.seen) for model, noise in noises.items()}
         self._unseen_uncertainty = self._uncertainty(sum(noises.values()) / len(noises), calibration.unseen)
         self._victims: dict[Load, Side] = {}
         self._colocated: dict[Load, Side] = {}
         self._pairs: dict[tuple[Load, Load], tuple[float, float]] = {}
+        self._baselines: dict[Load, float] = {}
+        self._others_weights: Matrix | None = None
+        self._others = list(dict.fromkeys(load for sample in regressed for load in sample.colocated))
+        self._excess, self._set_table = self._fit_excess(sets) if excess is None else excess
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the caches that are large, so that other processes receive a small value."""
-        return {**self.__dict__, "_victims": {}, "_colocated": {}}
+        return {**self.__dict__, "_victims": {}, "_colocated": {}, "_others_weights": None}
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
@@ -174,6 +171,7 @@ class GaussianProcess:
             self._samples,
             self._features_of,
             residual_modes=self._residual_modes,
+            excess=(self._excess, self._set_table),
             **settings,
         )
 
@@ -208,39 +206,111 @@ class GaussianProcess:
         return _Uncertainty(noise, table, float(np.interp(self.quantile, KNOTS, table)))
 
     def _predict(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float, _Uncertainty]:
-        """Return mean and standard deviation of the log of a slowdown.
+        """Return mean and standard deviation of the log of a slowdown."""
+        uncertainty = self._uncertainty_of(victim)
+        if len(colocated) == 1:
+            mean, deviation = self._beside_one(victim, colocated[0])
+            return mean, math.sqrt(deviation * deviation + uncertainty.noise), uncertainty
+        loads = [victim, *colocated]
+        sets = [self._beside_several(load, loads[:i] + loads[i + 1 :]) for i, load in enumerate(loads)]
+        throughput = sum(self._baseline(load) / math.exp(mean) for load, (mean, _) in zip(loads, sets, strict=True))
+        mean, variance = sets[0]
+        # A device that always works does as much for several as for one; predictions that say less are too slow.
+        mean += min(0.0, math.log(throughput))
+        return mean, math.sqrt(variance + uncertainty.noise), self._uncertainty(uncertainty.noise, self._set_table)
+
+    def relative_throughput(self, loads: Sequence[Load]) -> float:
+        """Return the sum of the predicted throughputs of co-located loads, each relative to that beside the load that
+        interferes least with it.
+        """
+        return sum(
+            self._baseline(load) / math.exp(self._predict(load, [*loads[:i], *loads[i + 1 :]])[0])
+            for i, load in enumerate(loads)
+        )
+
+    def _uncertainty_of(self, victim: Load) -> _Uncertainty:
+        if victim.kind != self._kind:
+            return self._unseen_uncertainty
+        return self._uncertainties.get(victim.model, self._unseen_uncertainty)
+
+    def _beside_several(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float]:
+        """Return mean and variance, without the victim's noise, of the log of a slowdown."""
+        mean, variance, growth = self._composed(victim, colocated)
+        excess, excess_variance = self._excess.of(victim, colocated)
+        return mean + growth * excess, variance + growth**2 * excess_variance
+
+    def _composed(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float, float]:
+        """Return mean and variance of the log of a composed slowdown, and the growth of its excess.
 
         Errors of one victim under several loads are correlated: their deviations add up, not their variances.
         """
-        mean, deviation = _residual_shift(self._residual_modes, victim, colocated), 0.0
-        for load in colocated:
-            pair = self._pairs.get((victim, load))
-            if pair is None:
-                pair = self._pair_moments(victim, load)
-            mean += pair[0]
-            deviation += pair[1]
-        uncertainty = (
-            self._uncertainties.get(victim.model, self._unseen_uncertainty)
-            if victim.kind == self._kind
-            else self._unseen_uncertainty
+        beside = [self._beside_one(victim, load) for load in colocated]
+        baseline = self._baseline(victim)
+        total, elasticities = composed(baseline, [math.exp(mean) for mean, _ in beside])
+        deviation = sum(elasticity * each for elasticity, (_, each) in zip(elasticities, beside, strict=True))
+        return math.log(total), deviation * deviation, growth_of(len(colocated), baseline, total)
+
+    def _fit_excess(self, sets: Sequence[Sample]) -> tuple[Excess, Sequence[float]]:
+        """Return the excess of measured sets, and the calibration of sets."""
+        compositions = [self._composed(sample.victim, sample.colocated) for sample in sets]
+        excess = Excess(
+            [
+                MeasuredSet(sample.victim, sample.colocated, growth, math.log(sample.slowdown) - mean)
+                for sample, (mean, _, growth) in zip(sets, compositions, strict=True)
+            ]
         )
-        return mean, math.sqrt(deviation * deviation + uncertainty.noise), uncertainty
+        noises = [
+            variance + self._uncertainty_of(each.victim).noise
+            for each, (_, variance, _) in zip(sets, compositions, strict=True)
+        ]
+        scaled = excess.leave_out_errors / np.sqrt(np.array(noises) + excess.leave_out_variances)
+        return excess, pooled_table(scaled, NORMAL)
+
+    def _beside_one(self, victim: Load, other: Load) -> tuple[float, float]:
+        """Return mean and standard deviation, without noise, of the log of the slowdown beside one load."""
+        pair = self._pairs.get((victim, other))
+        if pair is None:
+            pair = self._pair_moments(victim, other)
+        return pair
+
+    def _baseline(self, victim: Load) -> float:
+        """Return the slowdown beside the sampled load that interferes least."""
+        baseline = self._baselines.get(victim)
+        if baseline is None:
+            if self._others_weights is None:
+                self._others_weights = np.array([self._colocated_side(load).weights for load in self._others])
+            means = self._others_weights @ self._victim_side(victim).weights + self._process.prior.mean
+            shifts = {model: self._shift(victim, model) for model in {load.model for load in self._others}}
+            means += [shifts[load.model] for load in self._others]
+            baseline = math.exp(float(np.quantile(means, BASELINE_QUANTILE)))
+            _make_room(self._baselines, MAX_CACHED_SIDES)[victim] = baseline
+        return baseline
 
     def _pair_moments(self, victim: Load, other: Load) -> tuple[float, float]:
-        victim_side, other_side = self._victims.get(victim), self._colocated.get(other)
-        if victim_side is None:
-            victim_side = _make_room(self._victims, MAX_CACHED_SIDES)[victim] = self._posterior.victim(
-                *self._features_and_number(victim)
-            )
-        if other_side is None:
-            other_side = _make_room(self._colocated, MAX_CACHED_SIDES)[other] = self._posterior.colocated(
-                *self._features_and_number(other)
-            )
-        mean, variance = self._posterior.term(victim_side, other_side)
+        mean, variance = self._posterior.term(self._victim_side(victim), self._colocated_side(other))
         if len(self._pairs) >= REMEMBERED:
             self._pairs.clear()
-        moments = self._pairs[victim, other] = mean, math.sqrt(variance)
+        moments = self._pairs[victim, other] = mean + self._shift(victim, other.model), math.sqrt(variance)
         return moments
+
+    def _shift(self, victim: Load, other: str) -> float:
+        """Return what a victim's residuals add to the mean beside a model."""
+        modes = self._residual_modes.get(victim)
+        return 0.0 if modes is None else modes.of((other,))
+
+    def _victim_side(self, load: Load) -> Side:
+        side = self._victims.get(load)
+        if side is None:
+            side = self._posterior.victim(*self._features_and_number(load))
+            _make_room(self._victims, MAX_CACHED_SIDES)[load] = side
+        return side
+
+    def _colocated_side(self, load: Load) -> Side:
+        side = self._colocated.get(load)
+        if side is None:
+            side = self._posterior.colocated(*self._features_and_number(load))
+            _make_room(self._colocated, MAX_CACHED_SIDES)[load] = side
+        return side
 
     def _features_and_number(self, load: Load) -> tuple[Matrix, int]:
         """Return a load's features and the number of its name; on other kinds only the features carry over."""
@@ -269,6 +339,8 @@ class GaussianProcess:
     def to_json(self) -> dict[str, Any]:
         loads = list(dict.fromkeys(load for sample in self._samples for load in (sample.victim, *sample.colocated)))
         index = {load: i for i, load in enumerate(loads)}
+        regressed = split_samples(self._samples)[0]
+        outlying_of = dict(zip(map(id, regressed), self._process.noise_factors.tolist(), strict=True))
         return {
             "quantile": self.quantile,
             "prior": msgspec.to_builtins(self._process.prior),
@@ -280,9 +352,10 @@ class GaussianProcess:
                     [index[load] for load in sample.colocated],
                     sample.alone,
                     sample.together,
-                    float(outlying),
+                    outlying,
                 )
-                for sample, outlying in zip(self._samples, self._process.noise_factors, strict=True)
+                for sample in self._samples
+                for outlying in [outlying_of.get(id(sample), 1.0)]
             ],
             "observed": [{"models": models, **msgspec.to_builtins(seen)} for models, seen in self._observed.items()],
         }
@@ -296,11 +369,12 @@ class GaussianProcess:
             Sample(loads[each.victim], tuple(loads[i] for i in each.colocated), each.alone, each.together)
             for each in file.samples
         ]
-        terms = _terms(_runs(samples), _names(samples), known.__getitem__)
+        outlying_of = {id(sample): each.outlying for sample, each in zip(samples, file.samples, strict=True)}
+        regressed = split_samples(samples)[0]
+        terms = terms_of(runs_of(regressed), name_numbers(regressed), known.__getitem__)
+        outlying = np.array([outlying_of[id(sample)] for sample in regressed])
         return cls(
-            Posterior(
-                GpRegression(file.prior, terms, _values(samples), np.array([each.outlying for each in file.samples]))
-            ),
+            Posterior(GpRegression(file.prior, terms, log_slowdowns(regressed), outlying)),
             file.calibration,
             samples,
             known,
@@ -345,16 +419,19 @@ class _File(msgspec.Struct):
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
     """Fit to samples. Raises PlanError for fewer than MIN_SAMPLES, and for a sample of a model without a profile."""
+    samples, sets = split_samples(samples)
     if len(samples) < MIN_SAMPLES:
         raise PlanError(f"{len(samples)} samples for a predictor that needs {MIN_SAMPLES}; measure more pairs")
     if len(samples) > MAX_SAMPLES:
         samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MAX_SAMPLES).round().astype(int)]
-    loads = {load for sample in samples for load in (sample.victim, *sample.colocated)}
+    every = list(dict.fromkeys([*samples, *sets]))
+    loads = {load for sample in every for load in (sample.victim, *sample.colocated)}
     known = {load: load_features(profiles[load.model, load.kind], load) for load in loads}
     with threadpool_limits(1):  # more threads gain 12 % on an idle machine, and contend on a busy one
-        process = fit_hyperparameters(_terms(_runs(samples), _names(samples), known.__getitem__), _values(samples))
-        calibration = _calibration(process, samples)
-    return GaussianProcess(Posterior(process), calibration, samples, known, profiles=profiles, observed={})
+        terms = terms_of(runs_of(samples), name_numbers(samples), known.__getitem__)
+        process = fit_hyperparameters(terms, log_slowdowns(samples))
+        calibration = calibrate(process, samples)
+    return GaussianProcess(Posterior(process), calibration, every, known, profiles=profiles, observed={})
 
 
 def select_experiments(
@@ -371,71 +448,9 @@ def select_experiments(
     ]
     numbers = {model: i for i, model in enumerate(dict.fromkeys(load.model for loads in runs for load in loads))}
     known = {load: load_features(profiles[load.model, load.kind], load) for loads in runs for load in loads}
-    terms = _terms([run for run, _ in samples], numbers, known.__getitem__)
+    terms = terms_of([run for run, _ in samples], numbers, known.__getitem__)
     indices = np.array([index for _, index in samples])
     return most_informative(terms, indices, [len(loads) for loads in runs], turns, list(measured))
-
-
-def _calibration(process: GpRegression, samples: Sequence[Sample]) -> Calibration:
-    models = [sample.victim.model for sample in samples]
-    noises = _noises(process, models)
-    own = np.array([noises[model] for model in models])
-    if len(samples) > MAX_TUNING_SAMPLES:
-        errors, variances = process.leave_out_errors()
-        scaled = (errors - without_each(process, samples)) / np.sqrt(variances + own)
-    else:
-        scaled = _cross_validated_errors(process.terms, process.values, samples)
-    seen = np.quantile(scaled, KNOTS)
-    if len(noises) == 1:
-        return Calibration(seen.tolist(), seen.tolist())
-    errors, variances = process.leave_out_errors(np.unique(models, return_inverse=True)[1])
-    unseen = np.quantile(errors / np.sqrt(variances + own.mean()), KNOTS)
-    # The next victim deviates from k others by more than they do from their mean: variances are as k + 1 to k - 1. A
-    # bias over these few tells how far off the next may be, but not in which direction.
-    middle = np.interp(0.5, KNOTS, unseen)
-    around = (unseen - middle) * math.sqrt((len(noises) + 1) / (len(noises) - 1))
-    beyond = np.where(KNOTS > 0.5, np.maximum(around, around + middle), np.minimum(around, around + middle))
-    unseen = np.where(KNOTS == 0.5, 0.0, beyond)
-    return Calibration(seen.tolist(), unseen.tolist())
-
-
-def _cross_validated_errors(terms: Terms, values: Matrix, samples: Sequence[Sample]) -> Matrix:
-    """Return errors on each of FOLDS folds, in standard deviations, of a process fitted to the others.
-
-    With few samples, hyperparameters fitted to all of them would also fit the one held out.
-    """
-    groups = np.random.default_rng(0).permutation(len(values)) % FOLDS
-    models, scaled = np.array([sample.victim.model for sample in samples]), np.empty_like(values)
-    for group in range(FOLDS):
-        own, others = groups == group, np.flatnonzero(groups != group)
-        part = fit_hyperparameters(terms.of(others), values[others])
-        outlying = np.ones_like(values)
-        outlying[others] = part.noise_factors
-        errors, variances = GpRegression(part.prior, terms, values, outlying).leave_out_errors(groups)
-        noises = _noises(part, models[others].tolist())
-        mean_noise = sum(noises.values()) / len(noises)
-        noise = np.array([noises.get(model, mean_noise) for model in models[own].tolist()])
-        residual_modes = fit_residual_modes(part, [samples[i] for i in others.tolist()])
-        shift = [
-            _residual_shift(residual_modes, samples[i].victim, samples[i].colocated)
-            for i in np.flatnonzero(own).tolist()
-        ]
-        scaled[own] = (errors[own] - shift) / np.sqrt(variances[own] + noise)
-    return scaled
-
-
-def _residual_shift(residual_modes: Mapping[Load, ResidualModes], victim: Load, colocated: Sequence[Load]) -> float:
-    own = residual_modes.get(victim)
-    return 0.0 if own is None else own.of(names(colocated))
-
-
-def _noises(process: GpRegression, victims: Sequence[str]) -> dict[str, float]:
-    """Return the noise variance of each victim's samples: the latencies of some models vary more."""
-    models = np.array(victims)
-    return {
-        model: process.prior.noise**2 * float(process.noise_factors[models == model].mean())
-        for model in dict.fromkeys(victims)
-    }
 
 
 def _make_room(cache: dict[K, V], max_size: int) -> dict[K, V]:
@@ -443,32 +458,6 @@ def _make_room(cache: dict[K, V], max_size: int) -> dict[K, V]:
     if len(cache) >= max_size:
         cache.clear()
     return cache
-
-
-def _names(samples: Sequence[Sample]) -> dict[str, int]:
-    models = (load.model for sample in samples for load in (sample.victim, *sample.colocated))
-    return {model: number for number, model in enumerate(dict.fromkeys(models))}
-
-
-def _runs(samples: Sequence[Sample]) -> list[tuple[Load, Sequence[Load]]]:
-    return [(sample.victim, sample.colocated) for sample in samples]
-
-
-def _terms(
-    runs: Sequence[tuple[Load, Sequence[Load]]], names: Mapping[str, int], of: Callable[[Load], Matrix]
-) -> Terms:
-    """Build the terms of runs; a model without a number is like no other."""
-    pairs = [(i, victim, load) for i, (victim, beside) in enumerate(runs) for load in beside]
-    return Terms(
-        columns=np.array([np.concatenate((of(victim), of(load))) for _, victim, load in pairs]),
-        victims=np.array([names.get(victim.model, -1) for _, victim, _ in pairs]),
-        colocated=np.array([names.get(load.model, -1) for _, _, load in pairs]),
-        owners=np.array([i for i, _, _ in pairs]),
-    )
-
-
-def _values(samples: Sequence[Sample]) -> Matrix:
-    return np.log([sample.slowdown for sample in samples])
 
 
 def _key(victim: Load, colocated: Sequence[Load]) -> tuple[str, ...]:

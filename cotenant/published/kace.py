@@ -26,6 +26,7 @@ SOURCE = "nba556677go+KACE-artifact"
 PAIRS = f"{SOURCE}/output/dataset/MPS100"
 ALL = f"{PAIRS}/MPS100_kernel_labels_targetMPS100.csv"
 TRIPLES = f"{SOURCE}/scripts/multiinstance/dataset/total_labels_batch2-8_targetMPS100.csv"
+FOURS = f"{SOURCE}/scripts/multiinstance/dataset/KACE/0906_total_labels_comb4_batch2-8_targetMPS100.csv"
 PREDICTED = f"{SOURCE}/output/run0709_KACE_hotcloud/n_occur_3"
 SEEDS = (10, 20, 30, 40, 50)
 OCCURRENCES = tuple(range(2, 11))
@@ -86,8 +87,7 @@ def runs(path: str = ALL, folder: Path | None = None) -> list[ColocatedRun]:
     """Return the co-located runs of a file, in its order."""
     parsed = []
     for place, row in _rows(path, folder):
-        count = 3 if "workload3" in row else 2
-        every = range(1, count + 1)
+        every = [i for i in range(1, 5) if f"workload{i}" in row]
         parsed.append(
             ColocatedRun(
                 tuple(load(row[f"workload{i}"]) for i in every),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,8 +16,8 @@ from cotenant.predictors.gaussian_process import GaussianProcess, fit
 from cotenant.predictors.kernels import ColocatedRun
 from cotenant.predictors.samples import Sample
 from cotenant.profiling.cross_validation import cross_validate
-from cotenant.published import a100, kace, v100
-from experiments.gaussian_process import table1
+from cotenant.published import FOLDER, a100, kace, v100
+from experiments.gaussian_process import table1, table2
 from experiments.kace import protocol
 from experiments.kace.protocol import Values
 from experiments.parallel import Options
@@ -50,31 +51,41 @@ def test_gaussian_process_on_kace_splits_is_close_to_oracle() -> None:
 
 
 @needs_data
-@pytest.mark.slow
-def test_gaussian_process_on_triples_needs_some_measured_triples() -> None:
-    """Pairs alone say what half of them cost within an eighth, and of too few what they cost at most."""
-    pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
-    order = np.random.default_rng(0).permutation(len(sets))
-    some, rest = (kace.samples([sets[i] for i in part]) for part in (order[:120], order[120:]))
-    errors, covered = off(fit(pairs, profiles), rest)
-    assert np.median(errors) <= 0.125
-    assert covered < 0.8
-    errors, covered = off(fit([*pairs, *some], profiles), rest)
-    assert np.median(errors) <= 0.07
-    assert covered == pytest.approx(0.9, abs=0.05)
+def test_gaussian_process_on_triples_has_the_documented_error_from_pairs_alone() -> None:
+    """Half within a twelfth, a tenth beyond a third; logs that add up had 13 and 67 %, and covered 70 %."""
+    errors, covered = off(fit(kace.samples(), kace.profiles()), kace.samples(kace.runs(kace.TRIPLES)))
+    assert np.median(errors) <= 0.09
+    assert np.quantile(errors, 0.9) <= 0.32
+    assert covered == pytest.approx(0.92, abs=0.04)
 
 
 @needs_data
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_gaussian_process_on_triples_needs_few_measured_triples(seed: int) -> None:
+def test_gaussian_process_on_triples_learns_from_few_measured_triples(seed: int) -> None:
     """One for six pairs, as `cotenant profile --pairs` measures them."""
     pairs, sets, profiles = kace.samples(), kace.runs(kace.TRIPLES), kace.profiles()
     order = np.random.default_rng(seed).permutation(len(sets))
     some, rest = (kace.samples([sets[i] for i in part]) for part in (order[:30], order[120:]))
     errors, covered = off(fit([*pairs, *some], profiles), rest)
-    assert np.median(errors) <= 0.1
-    assert covered >= 0.8
+    assert np.median(errors) <= 0.075
+    assert np.quantile(errors, 0.9) <= 0.29
+    assert covered == pytest.approx(0.92, abs=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (FOLDER / kace.FOURS).is_file(), reason="needs KACE's sets of four")
+def test_table_2_on_sets_of_four_has_the_documented_error(tmp_path: Path) -> None:
+    """Neither the composition nor its constants saw them."""
+    (pairs,), (some,) = (table2.outcomes(table2.Task(("four",), measured, 0)) for measured in (0, 30))
+    assert pairs.p90 <= 40
+    assert some.p90 <= 25
+    assert pairs.choice >= 0.97 and some.choice >= 0.97
+    assert min(pairs.coverage, some.coverage) >= 87
+    assert min(pairs.throughput, some.throughput) >= 1 - 1e-9
+    table2.plot([table2.Row("four", 0, **msgspec.structs.asdict(pairs), worst=pairs.p90)], tmp_path / "rows.svg")
+    with pytest.raises(ConfigError, match="--profiles five: there are three, four"):
+        table2.run(Options(profiles=("five",)))
 
 
 def off(ours: GaussianProcess, samples: Sequence[Sample]) -> tuple[Values, float]:

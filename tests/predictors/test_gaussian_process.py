@@ -10,10 +10,10 @@ import pytest
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.predictors import ConstantMargin, Load
+from cotenant.predictors.composition import composed
 from cotenant.predictors.fitting import extrapolated_models
 from cotenant.predictors.gaussian_process import MIN_SAMPLES, GaussianProcess, fit
 from cotenant.predictors.gp_regression import Terms, covariances
-from cotenant.predictors.residuals import names
 from cotenant.predictors.samples import Sample
 
 BATCHES, SHARES = (1, 4, 16), (200, 500, 800)
@@ -102,12 +102,56 @@ def test_gaussian_process_slowdown_is_at_least_1(split: tuple[GaussianProcess, l
     assert min(predictor.quantiles(it.victim, it.colocated, (0.01,))[0] for it in rest) == 1.0
 
 
-def test_gaussian_process_log_slowdowns_of_colocated_loads_add_up(split: tuple[GaussianProcess, list[Sample]]) -> None:
-    """Predict the sum of effects that were only sampled one by one."""
+def test_gaussian_process_composes_slowdowns_that_were_sampled_one_by_one(
+    split: tuple[GaussianProcess, list[Sample]],
+) -> None:
+    """Costs add up; what sets cost beyond that is small where waiting is."""
     predictor, _ = split
     victim = Load("b", "k", 4, 200)
     beside = [Load(name, "k", 4, 800) for name in "acd"]
-    assert median(predictor, victim, beside) == pytest.approx(truth(victim, beside), rel=0.05)
+    each = [truth(victim, [load]) for load in beside]
+    least = min(truth(victim, [Load(name, "k", 1, share)]) for name in BUSY for share in SHARES)
+    assert 1 < median(predictor, victim, beside) / (sum(each) - 2 * least) < 1.2
+
+
+def test_gaussian_process_learns_from_sets_what_pairs_do_not_tell() -> None:
+    """Sets that take half as long again as their sum, and sets of four when only sets of three were measured."""
+    samples = pairs("abc", noise=0.01)
+    rng = np.random.default_rng(1)
+    loads = [Load(name, "k", 4, 200) for name in "abc"]
+
+    def slower(victim: Load, beside: Sequence[Load]) -> Sample:
+        total = sum(truth(victim, [load]) - 1 for load in beside) + 1
+        return Sample(victim, tuple(beside), 0.01, 0.01 * total * 1.3 ** math.log2(len(beside)))
+
+    sets = [slower(victim, [loads[i] for i in rng.integers(0, 3, 2)]) for victim in loads for _ in range(8)]
+    known, unknown = fit([*samples, *sets], PROFILES), fit(samples, PROFILES)
+    for beside in (loads[:2], loads):
+        expected = slower(loads[0], beside).slowdown
+        assert median(known, loads[0], beside) == pytest.approx(expected, rel=0.12)
+        assert abs(median(known, loads[0], beside) / expected - 1) < abs(
+            median(unknown, loads[0], beside) / expected - 1
+        )
+    pair = loads[0], loads[1:2]
+    assert median(known, *pair) == median(unknown, *pair)
+
+
+def test_gaussian_process_never_predicts_less_throughput_than_time_slicing() -> None:
+    """Each of three loads would be slowed by one of the others alone, in a circle: no order of turns does that."""
+    victims = {"a": "b", "b": "c", "c": "a"}
+    samples = [
+        Sample(
+            it.victim, it.colocated, 0.01, 0.01 * (9.0 if victims[it.victim.model] == it.colocated[0].model else 1.1)
+        )
+        for it in pairs("abc")
+        if it.colocated[0].model != it.victim.model and it.colocated[0].model != "d"
+    ]
+    predictor = fit(samples, PROFILES)
+    loads = [Load(name, "k", 4, 500) for name in "abc"]
+    assert [median(predictor, load, loads[:i] + loads[i + 1 :]) for i, load in enumerate(loads)] == pytest.approx(
+        [3.3] * 3, rel=0.1
+    )
+    assert predictor.relative_throughput(loads) == pytest.approx(1, abs=1e-6)
 
 
 def test_gaussian_process_fits_samples_with_several_colocated_loads() -> None:
@@ -219,16 +263,17 @@ def test_posterior_with_inducing_samples_is_close_to_exact(
         assert 1 - 1e-6 <= math.sqrt((variance + noise) / (exact + noise)) < 1.3
 
 
-def test_gaussian_process_beside_several_loads_sums_means_and_deviations(
-    split: tuple[GaussianProcess, list[Sample]],
-) -> None:
-    """Means and deviations add up; noise and the victim's residual mode count once."""
+def test_gaussian_process_beside_several_loads_sums_deviations(split: tuple[GaussianProcess, list[Sample]]) -> None:
+    """A victim misjudged beside one load is misjudged beside others; the victim's noise counts once."""
     predictor, rest = split
     victim, beside = rest[0].victim, [it.colocated[0] for it in rest[:3]]
-    means, unsure = zip(*(predictor._pair_moments(victim, load) for load in beside), strict=True)
-    mean, deviation, doubt = predictor._predict(victim, beside)
-    assert mean == pytest.approx(sum(means) + predictor._residual_modes[victim].of(names(beside)))
-    assert deviation**2 == pytest.approx(sum(unsure) ** 2 + doubt.noise)
+    means, unsure = zip(*(predictor._beside_one(victim, load) for load in beside), strict=True)
+    total, elasticities = composed(predictor._baseline(victim), [math.exp(mean) for mean in means])
+    mean, variance, grown = predictor._composed(victim, beside)
+    assert mean == pytest.approx(math.log(total))
+    assert variance == pytest.approx(sum(each * width for each, width in zip(elasticities, unsure, strict=True)) ** 2)
+    _, deviation, doubt = predictor._predict(victim, beside)
+    assert deviation**2 == pytest.approx(variance + grown**2 * predictor._excess.of(victim, beside)[1] + doubt.noise)
 
 
 def test_gaussian_process_pickles_without_large_caches(split: tuple[GaussianProcess, list[Sample]]) -> None:
