@@ -21,7 +21,7 @@ def test_read_settings_without_a_file_gives_defaults() -> None:
     assert (settings.max_queue_delay, settings.event_log, settings.log_level) == (None, None, "warning")
     assert settings.enforcement == "throttle"
     assert settings.reserve == 0.15
-    assert settings.warm_workers == 1
+    assert (settings.warm_workers, settings.standby_workers) == (1, 1)
     assert settings.rollout_memory == "refuse"
     assert settings.adapt
     assert settings.cuts == tuple(range(50, 1001, 50))
@@ -142,6 +142,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("max_queue_delay = 2", "max_queue_delay: '2' has no unit of time"),
         ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
         ("warm_workers = -1", "warm_workers: -1 processes cannot be kept ready; write 0 for none"),
+        ("standby_workers = -1", "standby_workers: -1 processes cannot be kept ready; write 0 for none"),
         ("rollout_memory = 'hope'", "rollout_memory: 'hope' is not known; take 'gap' or 'oversubscribe' or 'refuse'"),
         ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),
         ("backend = 'tpu'", "backend: 'tpu' is not known; take 'cpu' or 'fake'"),

@@ -81,6 +81,7 @@ async def running(
             backend,
             lambda *wanted: builder.build(*wanted),  # which tells the server of its progress
             warm_workers=settings.warm_workers,
+            standby_workers=_standby_workers(settings),
             confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
             memory_policy=MemoryPolicy(settings.rollout_memory),
             adaptation=_adaptation(settings, corrections),
@@ -155,6 +156,11 @@ def check_ports(settings: Settings) -> None:
                     f"cannot serve {what} on {host}:{port}: {error.strerror}; choose another address or port, or stop "
                     "what holds it"
                 ) from None
+
+
+def _standby_workers(settings: Settings) -> int:
+    """Return how many standby workers a device has. Lanes of green contexts share a process, which dies with them."""
+    return 0 if settings.backend == "green" else settings.standby_workers
 
 
 def _adaptation(settings: Settings, corrections: ProfileCorrections) -> AdaptationOptions | None:

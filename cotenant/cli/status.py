@@ -69,12 +69,13 @@ def status_view(status: Status) -> RenderableType:
             notes.append(Text(f"{cells[0]}: {note}"))
     title = f"partitions; {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
-    workers = table(title, "partition", "worker", *usage, "models", "last failure")
+    workers = table(title, "partition", "worker", "standby", *usage, "models", "last failure")
     for worker in status.workers:
         used = "-" if worker.used_share is None else show_share(round(worker.used_share))
         workers.add_row(
             str(worker.lane),
             worker.state,
+            worker.standby or "-",
             show_share(worker.share),
             f"[red]{used}[/]" if worker.over_share else used,
             show_memory(worker.memory),

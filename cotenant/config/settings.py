@@ -90,7 +90,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     time kept for the server. lend: CPU shares are floors, and what others leave idle is lent. cuts: legal shares of a
     device, in ‰; None: those that the hardware has.
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
-    warm_workers: pre-started worker processes for each set of libraries that models need.
+    warm_workers: pre-started worker processes for each set of libraries that models need. standby_workers: workers for
+    each device that have loaded the models of a partition, and take over when its worker dies.
     adapt: whether the server plans again while it serves, for the rates and latencies that it sees. forecast: of these
     rates.
     worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
@@ -129,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsSettings
     create: bool
     warm_workers: int
+    standby_workers: int
     worker_memory: int | None
     worker_environment: tuple[str, ...]
     adapt: bool
@@ -228,6 +230,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     grpc_port: int = 8001
     metrics_port: int = 8002
     warm_workers: int = 1
+    standby_workers: int = 1
     worker_memory: str | None = None
     worker_environment: tuple[str, ...] = ()
     adapt: bool = True
@@ -295,6 +298,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         mps=_mps(file.mps, base, f"{place}: mps"),
         create=file.mig.create,
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
+        standby_workers=_spares(file.standby_workers, f"{place}: standby_workers"),
         adapt=file.adapt,
         forecast=_forecast(file.forecast, f"{place}: forecast"),
         worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),

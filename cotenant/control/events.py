@@ -35,6 +35,12 @@ class StopLane(msgspec.Struct, frozen=True, tag=True):
     grace: float
 
 
+class KeepStandbys(msgspec.Struct, frozen=True, tag=True):
+    """Let these lanes have standby workers while they are ready, and no other lane."""
+
+    lanes: frozenset[LaneId]
+
+
 # From the supervisor to the rollout.
 
 
@@ -46,11 +52,13 @@ class LaneReady(msgspec.Struct, frozen=True, tag=True):
 
 class LanesDown(msgspec.Struct, frozen=True, tag=True):
     """Report that the workers of ready lanes exited at the same moment, and their batches are lost. They are restarted,
-    unless that was `expected`: the lanes are stopping."""
+    unless that was `expected`: the lanes are stopping. back: by lane, when it will probably be ready again; now where a
+    standby worker takes over."""
 
     lanes: tuple[LaneId, ...]
     reason: str
     expected: bool = False
+    back: dict[LaneId, float] = {}
 
 
 class LaneRestarts(msgspec.Struct, frozen=True, tag=True):
@@ -161,6 +169,7 @@ class Woke(msgspec.Struct, frozen=True, tag=True):
 SupervisorEvent = (
     StartLane
     | StopLane
+    | KeepStandbys
     | ReviveLane
     | WorkerReady
     | WorkersExited
@@ -176,12 +185,21 @@ SupervisorEvent = (
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
-    """Start a worker for a lane. fresh: open its partition first, again if it was open. leaving: see `StartLane`."""
+    """Start a worker for a lane. fresh: open its partition first, again if it was open. leaving: see `StartLane`.
+    standby: it gets no batch before `PromoteWorker`; the lane has a worker beside it."""
 
     lane: LaneId
     incarnation: int
     fresh: bool
     leaving: tuple[LaneId, ...] = ()
+    standby: bool = False
+
+
+class PromoteWorker(msgspec.Struct, frozen=True, tag=True):
+    """Make a standby the lane's worker, whose last one exited. It may still be loading its models."""
+
+    lane: LaneId
+    incarnation: int
 
 
 class KillWorker(msgspec.Struct, frozen=True, tag=True):
@@ -215,7 +233,7 @@ class WakeAt(msgspec.Struct, frozen=True, tag=True):
     time: float
 
 
-SupervisorCommand = SpawnWorker | KillWorker | RetireWorker | ClosePartition | WakeAt | LaneNews
+SupervisorCommand = SpawnWorker | PromoteWorker | KillWorker | RetireWorker | ClosePartition | WakeAt | LaneNews
 
 # To the rollout, from the planner and from the dispatcher.
 

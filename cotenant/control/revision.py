@@ -40,7 +40,7 @@ class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
     """Describe a lane as a revision wants it: one worker of one partition.
 
     spec: for the dispatcher. share: ‰ of its device. memory: bytes of the device that its worker needs; None where that
-    is not known.
+    is not known. rate: requests/s that it is to carry.
     """
 
     id: LaneId
@@ -48,6 +48,7 @@ class PlannedLane(msgspec.Struct, frozen=True, kw_only=True):
     share: int
     spec: LaneSpec
     memory: int | None = None
+    rate: float = 0.0
 
 
 def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
@@ -59,6 +60,7 @@ def planned_lane(lane: LaneAssignment, problem: Problem) -> PlannedLane:
         share=lane.partition.share,
         spec=lane.spec,
         memory=sum(footprint(problem, kind, placement.model, placement.batch) for placement in lane.placements),
+        rate=sum(placement.rate / placement.procs for placement in lane.placements),
     )
 
 

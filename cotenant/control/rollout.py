@@ -137,8 +137,8 @@ class Rollout:
         match event:
             case LaneReady(lane):
                 self._ready(lane, now, commands)
-            case LanesDown(lanes, reason):
-                self._down(lanes, reason, commands)
+            case LanesDown():
+                self._down(event, commands)
             case LaneRestarts(lane, time):
                 if lane in self._applied:
                     commands.append(Dispatch(Restarting(self._applied[lane].spec.id, time)))
@@ -177,6 +177,20 @@ class Rollout:
             phase=None if active is None else active.phase,
             rolling_out=None if active is None else active.revision.number,
         )
+
+    @property
+    def workers(self) -> dict[LaneId, PlannedLane]:
+        """Return the lanes that have a worker, or are about to, with the memory that it needs."""
+        return dict(self._workers)
+
+    def workers_during(self, assigned: Assigned) -> dict[LaneId, PlannedLane] | None:
+        """Return all lanes that have a worker while old and new are there; None where the rollout does not wait for
+        these lanes."""
+        if self._in_phase(assigned.number, Phase.ASSIGN) is None:
+            return None
+        wanted = {lane.id: lane for lane in assigned.lanes}
+        fresh = {key: lane for key, lane in wanted.items() if key not in self.lanes}
+        return {key: _larger(lane, wanted.get(key, lane)) for key, lane in self._workers.items()} | fresh
 
     @property
     def desired(self) -> PlanRevision | None:
@@ -252,18 +266,16 @@ class Rollout:
     # Forward
 
     def _assigned(self, assigned: Assigned, now: float, commands: list[RolloutCommand]) -> None:
-        active = self._in_phase(assigned.number, Phase.ASSIGN)
-        if active is None:
+        active, during = self._in_phase(assigned.number, Phase.ASSIGN), self.workers_during(assigned)
+        if active is None or during is None:
             return
         active.wanted = {lane.id: lane for lane in assigned.lanes}
         active.applications = assigned.applications
         active.leaving = tuple(lane for lane in self._workers if lane not in active.wanted)
         fresh = {key: lane for key, lane in active.wanted.items() if key not in self.lanes}
-        now_held = {key: _larger(lane, active.wanted.get(key, lane)) for key, lane in self._workers.items()}
-        short = shortages([*now_held.values(), *fresh.values()], assigned.capacity)
+        short = shortages(during.values(), assigned.capacity)
         if short and self.options.memory is not MemoryPolicy.OVERSUBSCRIBE:
-            stays = [lane for key, lane in now_held.items() if key in active.wanted]
-            never = shortages([*stays, *fresh.values()], assigned.capacity)
+            never = shortages([lane for key, lane in during.items() if key in active.wanted], assigned.capacity)
             if self.options.memory is MemoryPolicy.REFUSE or never:
                 reason = _too_little_memory(next(iter((never or short).values())), bool(never))
                 self._roll_back(active, RolloutOutcome.REJECTED, reason, now, commands)
@@ -405,11 +417,12 @@ class Rollout:
         self._returned(lane)
         self._advance(now, commands)
 
-    def _down(self, lanes: tuple[LaneId, ...], reason: str, commands: list[RolloutCommand]) -> None:
-        self._up.difference_update(lanes)
-        names = [self._applied[lane].spec.id for lane in lanes if lane in self._applied]
+    def _down(self, down: LanesDown, commands: list[RolloutCommand]) -> None:
+        self._up.difference_update(down.lanes)
+        names = [self._applied[lane].spec.id for lane in down.lanes if lane in self._applied]
         if names:
-            commands.append(Dispatch(Died(names[0], reason, tuple(names[1:]))))
+            back = {self._applied[lane].spec.id: time for lane, time in down.back.items() if lane in self._applied}
+            commands.append(Dispatch(Died(names[0], down.reason, tuple(names[1:]), back)))
 
     def _gone_for_now(self, lane: LaneId, reason: str, now: float, commands: list[RolloutCommand]) -> None:
         """Handle a lane whose worker comes back late or never."""

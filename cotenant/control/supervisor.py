@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
@@ -17,6 +16,7 @@ from cotenant.control.events import (
     ClosePartition,
     DeviceRestored,
     DevicesLost,
+    KeepStandbys,
     KillWorker,
     LaneFailed,
     LaneLost,
@@ -25,6 +25,7 @@ from cotenant.control.events import (
     LanesDown,
     LaneStopped,
     PartitionClosed,
+    PromoteWorker,
     RetireWorker,
     ReviveLane,
     SpawnWorker,
@@ -40,6 +41,7 @@ from cotenant.control.events import (
     WorkerRefused,
     WorkersExited,
 )
+from cotenant.control.supervised_lane import LaneRecord, LaneState, SupervisedLane
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 
@@ -54,7 +56,8 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     serves more than it starts is worth starting again. lives: quick deaths in a row after which a lane has permanently
     failed. start_timeout: that a worker has to become ready. hang_factor, hang_timeout: a worker whose batch takes
     longer than so many times its prediction, and than that, is killed. Batches of longer or rarer inputs than were
-    profiled may take many times their prediction; nobody waits for one that takes more.
+    profiled may take many times their prediction; nobody waits for one that takes more. All of it but hanging holds for
+    standby workers, too.
     """
 
     first_delay: float = 0.01
@@ -65,59 +68,13 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     hang_factor: float = 20.0
     hang_timeout: float = 5.0
 
+    def delay(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row, at least one."""
+        return min(self.first_delay * 2.0 ** min(failures - 1, 64), self.longest_delay)
+
     def hang_limit(self, predicted: float) -> float:
         """Return the seconds after which a batch that was predicted to take `predicted` seconds hangs."""
         return max(self.hang_timeout, self.hang_factor * predicted)
-
-
-class LaneState(StrEnum):
-    """Name the state of a lane.
-
-    starting: never ready so far. restarting: waits for its back-off delay, or its worker loads again. lost: its device
-    is. failed: permanently. stopping: leaves, or what a failed start left is taken down.
-    """
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    LOST = "lost"
-    FAILED = "failed"
-    STOPPING = "stopping"
-
-
-class SupervisedLane(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a lane as the supervisor sees it. incarnation: of its worker, 0 where it has none. restarts: starts
-    after the first. reason: of its last death."""
-
-    lane: LaneId
-    device: DeviceId
-    state: LaneState
-    incarnation: int
-    restarts: int
-    reason: str
-
-
-class _Lane:
-    def __init__(self, start: StartLane) -> None:
-        self.id = start.lane
-        self.device = start.device
-        self.leaving = start.leaving
-        self.retry = start.retry  # a worker that did not get ready is started again
-        self.state = LaneState.STARTING
-        self.worker = 0  # the incarnation that runs, 0 where none does
-        self.up = False  # whether that one got ready
-        self.last = 0  # the incarnation that was spawned last
-        self.fresh = True  # its partition has to be opened (again) before the next worker starts
-        self.due = math.inf  # when to check it again
-        self.spawned = 0.0  # when its worker was
-        self.since = 0.0  # when it became ready
-        self.took = 0.0  # seconds of its last start
-        self.quick_deaths = 0  # in a row
-        self.refusals = 0  # by the system, since it was ready
-        self.restarts = 0
-        self.killed = False  # its worker was, and has not exited yet
-        self.reason = ""
-        self.start_failed = False  # a failed start stops it, rather than a request
 
 
 class Supervisor:
@@ -128,7 +85,7 @@ class Supervisor:
 
     def __init__(self, options: SupervisorOptions | None = None) -> None:
         self.options = options or SupervisorOptions()
-        self._lanes: dict[LaneId, _Lane] = {}
+        self._lanes: dict[LaneId, LaneRecord] = {}
         self._lost: dict[DeviceId, str] = {}  # device → why nothing can run on it
         self._incarnations = 0
         self.deaths = 0
@@ -159,25 +116,26 @@ class Supervisor:
                 return self._device_restored(device, now)
             case ReviveLane(lane):
                 return self._revive(lane, now)
+            case KeepStandbys(lanes):
+                return self._keep_standbys(lanes, now)
 
     def lanes(self) -> dict[LaneId, SupervisedLane]:
         """Return the observed lanes by name."""
-        return {
-            lane.id: SupervisedLane(
-                lane=lane.id,
-                device=lane.device,
-                state=lane.state,
-                incarnation=lane.worker,
-                restarts=lane.restarts,
-                reason=lane.reason,
-            )
-            for lane in self._lanes.values()
-        }
+        return {lane.id: lane.observed() for lane in self._lanes.values()}
 
     def state(self, lane: LaneId) -> LaneState | None:
         """Return the state of a lane; None where there is no such lane."""
         known = self._lanes.get(lane)
         return None if known is None else known.state
+
+    def start_seconds(self, lane: LaneId) -> float:
+        """Return how long the last start of a lane's worker took; 0 where it never started."""
+        return self._lanes[lane].took if lane in self._lanes else 0.0
+
+    @property
+    def standbys(self) -> frozenset[LaneId]:
+        """Return the lanes that have a standby worker, those included that were killed and are not gone yet."""
+        return frozenset(lane.id for lane in self._lanes.values() if lane.standby.incarnation)
 
     @property
     def restarting(self) -> bool:
@@ -194,7 +152,7 @@ class Supervisor:
     def _start(self, start: StartLane, now: float) -> list[SupervisorCommand]:
         if start.lane in self._lanes:
             raise WorkerError(f"lane '{start.lane}' has a worker already; stop it first")
-        lane = _Lane(start)
+        lane = LaneRecord(start)
         reason = self._lost.get(lane.device)
         if reason is not None and not lane.retry:
             return [StartFailed(lane.id, reason)]
@@ -212,11 +170,12 @@ class Supervisor:
         lane.due = math.inf
         if was is LaneState.STOPPING:
             return []
+        commands = self._end_standby(lane)
         if not lane.worker:
-            return [ClosePartition(lane.id, lane.last)]
+            return commands or self._closed_once_empty(lane)
         if was is LaneState.READY:
-            return [RetireWorker(lane.id, lane.worker, grace)]
-        return self._kill(lane, "it was stopped while it loaded its models")
+            return [*commands, RetireWorker(lane.id, lane.worker, grace)]
+        return [*commands, *self._kill(lane, "it was stopped while it loaded its models")]
 
     def _revive(self, lane_id: LaneId, now: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
@@ -229,12 +188,12 @@ class Supervisor:
 
     # Workers
 
-    def _current(self, lane_id: LaneId, incarnation: int) -> _Lane | None:
+    def _current(self, lane_id: LaneId, incarnation: int) -> LaneRecord | None:
         """Return the lane that this incarnation serves; None for late events."""
         lane = self._lanes.get(lane_id)
         return lane if lane is not None and lane.worker and lane.worker == incarnation else None
 
-    def _spawn(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
+    def _spawn(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         self._incarnations += 1
         lane.worker = lane.last = self._incarnations
         lane.killed = False
@@ -244,6 +203,8 @@ class Supervisor:
         return [*commands, WakeAt(lane.id, lane.due)] if lane.due < math.inf else commands
 
     def _ready(self, lane_id: LaneId, incarnation: int, now: float) -> list[SupervisorCommand]:
+        if (stands := self._standby_of(lane_id, incarnation)) is not None:
+            return self._standby_ready(stands, now)
         lane = self._current(lane_id, incarnation)
         if lane is None or lane.killed or lane.state not in (LaneState.STARTING, LaneState.RESTARTING):
             return []
@@ -254,18 +215,25 @@ class Supervisor:
         lane.leaving = ()
         lane.due = math.inf
         lane.since = now
-        lane.took = now - lane.spawned
+        if not math.isnan(lane.spawned):
+            lane.took = now - lane.spawned
         lane.refusals = 0
-        return [LaneReady(lane.id)]
+        return [LaneReady(lane.id), *self._stand_by(lane, now)]
 
     def _exited(self, workers: tuple[tuple[LaneId, int], ...], reason: str, now: float) -> list[SupervisorCommand]:
+        stood_by = [lane for worker in workers if (lane := self._standby_of(*worker)) is not None]
         lanes = [lane for worker in workers if (lane := self._current(*worker)) is not None]
-        commands = self._without_workers(lanes, reason)
+        after: list[SupervisorCommand] = []
+        for lane in stood_by:
+            after += self._standby_exited(lane, now)
+        down = self._without_workers(lanes, reason)
         for lane in lanes:
-            commands += self._after_exit(lane, now)
-        return commands
+            after += self._after_exit(lane, now)
+        back = {command.lane: command.time for command in after if isinstance(command, LaneRestarts)}
+        back |= {command.lane: now for command in after if isinstance(command, LaneReady)}
+        return [*(_with_back(each, back) for each in down), *after]
 
-    def _without_workers(self, lanes: list[_Lane], reason: str) -> list[SupervisorCommand]:
+    def _without_workers(self, lanes: list[LaneRecord], reason: str) -> list[LanesDown]:
         """Take down the workers of lanes, all before any is reported: no batch may be retried on them."""
         down: dict[bool, list[LaneId]] = {False: [], True: []}
         for lane in lanes:
@@ -275,68 +243,97 @@ class Supervisor:
             lane.reason = reason
         return [LanesDown(tuple(ids), reason, expected) for expected, ids in down.items() if ids]
 
-    def _after_exit(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
+    def _after_exit(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         if lane.state is LaneState.STOPPING:
-            return [ClosePartition(lane.id, lane.last)]
+            return self._closed_once_empty(lane)
         if lane.state is LaneState.READY:
             self.deaths += 1
-            steady = max(self.options.steady, lane.took)
-            lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < steady else 1
+            lane.down_since = now
+            lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < self._steady(lane) else 1
+            if lane.standby.usable and lane.quick_deaths < self.options.lives:
+                return self._promote(lane, now)
             return self._back_off(lane, now)
         lane.quick_deaths += 1
         return self._not_started(lane, now)
 
     def _refused(self, lane_id: LaneId, incarnation: int, reason: str, now: float) -> list[SupervisorCommand]:
+        if (stands := self._standby_of(lane_id, incarnation)) is not None:
+            return self._standby_exited(stands, now)
         lane = self._current(lane_id, incarnation)
         if lane is None:
             return []
         lane.worker = 0
         lane.reason = reason
         if lane.state is LaneState.STOPPING:
-            return [ClosePartition(lane.id, lane.last)]
+            return self._closed_once_empty(lane)
         lane.refusals += 1
         return self._not_started(lane, now)
 
-    def _not_started(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
+    def _closed_once_empty(self, lane: LaneRecord) -> list[SupervisorCommand]:
+        """Close the partition of a lane that stops, once nothing of it runs any more."""
+        return [] if lane.has_process else [ClosePartition(lane.id, lane.last)]
+
+    def _steady(self, lane: LaneRecord) -> float:
+        return max(self.options.steady, lane.took)
+
+    def _not_started(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         if lane.retry:
             return self._back_off(lane, now)
         return self._give_back(lane)
 
-    def _give_back(self, lane: _Lane) -> list[SupervisorCommand]:
+    def _give_back(self, lane: LaneRecord) -> list[SupervisorCommand]:
         """Close the partition of a lane whose first start failed."""
         lane.state = LaneState.STOPPING
         lane.start_failed = True
         lane.due = math.inf
         return [ClosePartition(lane.id, lane.last)]
 
-    def _back_off(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
+    def _back_off(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         """Restart a lane's worker after a back-off delay, or declare it permanently failed."""
         if lane.quick_deaths >= self.options.lives:
             lane.state = LaneState.FAILED
             lane.due = math.inf
-            return [LaneFailed(lane.id, lane.reason, lane.quick_deaths)]
+            return [*self._end_standby(lane), LaneFailed(lane.id, lane.reason, lane.quick_deaths)]
         lane.state = LaneState.RESTARTING
-        doublings = min(lane.quick_deaths + lane.refusals - 1, 64)
-        lane.due = now + min(self.options.first_delay * 2**doublings, self.options.longest_delay)
-        expected = [LaneRestarts(lane.id, lane.due + lane.took)] if lane.took else []
-        return [*expected, WakeAt(lane.id, lane.due)]
+        lane.due = now + self.options.delay(lane.quick_deaths + lane.refusals)
+        return [*self._expect(lane, lane.due + lane.took), WakeAt(lane.id, lane.due)]
 
-    def _restart(self, lane: _Lane, now: float) -> list[SupervisorCommand]:
+    def _expect(self, lane: LaneRecord, time: float) -> list[SupervisorCommand]:
+        """Say when a lane that restarts will probably be ready, as far as earlier starts tell."""
+        if not lane.took:
+            return []
+        lane.expected = time
+        return [LaneRestarts(lane.id, time), WakeAt(lane.id, time)]
+
+    def _restart(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         lane.state = LaneState.RESTARTING
         lane.restarts += 1
         return self._spawn(lane, now)
 
     def _woke(self, lane_id: LaneId, time: float, now: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
-        if lane is None or time != lane.due:
+        if lane is None or time not in (lane.due, lane.standby.due, lane.expected):
             return []
         if now < time:
             return [WakeAt(lane.id, time)]
+        commands: list[SupervisorCommand] = []
+        if time == lane.expected and lane.state is LaneState.RESTARTING:
+            commands += self._expect(lane, now + max(now - lane.down_since, lane.took))  # as long again, if not longer
+        if time == lane.standby.due:
+            commands += self._standby_due(lane, now)
+        if time == lane.due:
+            commands += self._worker_due(lane, now)
+        return commands
+
+    def _worker_due(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
         lane.due = math.inf
         if not lane.worker:
             return self._restart(lane, now)
+        return self._kill(lane, self._not_ready())
+
+    def _not_ready(self) -> str:
         limit = self.options.start_timeout
-        return self._kill(lane, f"it was not ready after {limit:g} s; is a model too large, or its disk too slow?")
+        return f"it was not ready after {limit:g} s; is a model too large, or its disk too slow?"
 
     def _busy(self, busy: WorkerBusy, now: float) -> list[SupervisorCommand]:
         lane = self._current(busy.lane, busy.incarnation)
@@ -345,7 +342,7 @@ class Supervisor:
             return []
         return self._kill(lane, f"{busy.batch} {HANGING} {limit:g} s")
 
-    def _kill(self, lane: _Lane, reason: str) -> list[SupervisorCommand]:
+    def _kill(self, lane: LaneRecord, reason: str) -> list[SupervisorCommand]:
         if lane.killed:
             return []
         lane.killed = True
@@ -353,10 +350,88 @@ class Supervisor:
 
     def _closed(self, lane_id: LaneId, incarnation: int) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
-        if lane is None or lane.last != incarnation or lane.worker or lane.state is not LaneState.STOPPING:
+        if lane is None or lane.last != incarnation or lane.has_process or lane.state is not LaneState.STOPPING:
             return []
         del self._lanes[lane.id]
         return [StartFailed(lane.id, lane.reason) if lane.start_failed else LaneStopped(lane.id)]
+
+    # Standby workers
+
+    def _keep_standbys(self, wanted: frozenset[LaneId], now: float) -> list[SupervisorCommand]:
+        """Let these lanes have standby workers, and no others."""
+        commands: list[SupervisorCommand] = []
+        for lane in self._lanes.values():
+            before, lane.standby.wanted = lane.standby.wanted, lane.id in wanted
+            if not lane.standby.wanted:
+                commands += self._end_standby(lane)
+            elif not before:
+                lane.standby.failures = 0
+                commands += self._stand_by(lane, now)
+        return commands
+
+    def _standby_of(self, lane_id: LaneId, incarnation: int) -> LaneRecord | None:
+        """Return the lane whose standby worker is of this incarnation."""
+        lane = self._lanes.get(lane_id)
+        return lane if lane is not None and incarnation and lane.standby.incarnation == incarnation else None
+
+    def _stand_by(self, lane: LaneRecord, now: float, delay: float = 0.0) -> list[SupervisorCommand]:
+        """Start a standby worker after a delay, where the lane is to have one and has none."""
+        standby = lane.standby
+        missing = standby.wanted and not standby.incarnation and standby.failures < self.options.lives
+        if not missing or lane.state is not LaneState.READY:
+            return []
+        if delay:
+            standby.due = now + delay
+            return [WakeAt(lane.id, standby.due)]
+        self._incarnations += 1
+        standby.incarnation, standby.spawned = self._incarnations, now
+        standby.due = now + self.options.start_timeout
+        spawn = SpawnWorker(lane.id, standby.incarnation, fresh=False, standby=True)
+        return [spawn, WakeAt(lane.id, standby.due)] if standby.due < math.inf else [spawn]
+
+    def _standby_ready(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
+        if lane.standby.usable and not lane.standby.ready:
+            lane.standby.ready, lane.standby.since, lane.standby.due = True, now, math.inf
+        return []
+
+    def _standby_due(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
+        lane.standby.due = math.inf
+        return self._end_standby(lane, self._not_ready()) if lane.standby.usable else self._stand_by(lane, now)
+
+    def _end_standby(self, lane: LaneRecord, reason: str = "no standby is wanted any more") -> list[SupervisorCommand]:
+        lane.standby.due = math.inf
+        if not lane.standby.usable:
+            return []
+        lane.standby.killed = True
+        return [KillWorker(lane.id, lane.standby.incarnation, reason)]
+
+    def _standby_exited(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
+        standby = lane.standby
+        lasted = standby.ready and now - standby.since >= self._steady(lane)
+        standby.failures = 1 if lasted else standby.failures + 1
+        standby.clear()
+        if lane.state is LaneState.STOPPING:
+            return [] if lane.worker else self._closed_once_empty(lane)
+        return self._stand_by(lane, now, self.options.delay(standby.failures))
+
+    def _promote(self, lane: LaneRecord, now: float) -> list[SupervisorCommand]:
+        """Put the standby worker in the place of the one that died, even if it is still loading."""
+        standby = lane.standby
+        lane.worker = lane.last = standby.incarnation
+        lane.restarts += 1
+        lane.promotions += 1
+        lane.killed, lane.spawned = False, math.nan
+        begun, ready = standby.spawned, standby.ready
+        standby.clear()
+        promoted = PromoteWorker(lane.id, lane.worker)
+        if ready:
+            lane.up, lane.since, lane.refusals = True, now, 0
+            return [promoted, LaneReady(lane.id), *self._stand_by(lane, now, self.options.delay(lane.quick_deaths))]
+        lane.state = LaneState.RESTARTING
+        lane.due = now + self.options.start_timeout
+        commands: list[SupervisorCommand] = [promoted]
+        commands += self._expect(lane, begun + lane.took if begun + lane.took > now else now + lane.took)
+        return [*commands, WakeAt(lane.id, lane.due)] if lane.due < math.inf else commands
 
     # Devices
 
@@ -367,18 +442,24 @@ class Supervisor:
         self._lost |= lost
         lanes = [lane for lane in self._lanes.values() if lane.device in lost]
         with_worker = [lane for lane in lanes if lane.worker]
+        with_process = [lane for lane in lanes if lane.has_process]
         commands: list[SupervisorCommand] = [
-            KillWorker(lane.id, lane.worker, lost[lane.device], abandon=True) for lane in with_worker
+            KillWorker(lane.id, incarnation, lost[lane.device], abandon=True)
+            for lane in lanes
+            for incarnation in (lane.worker, lane.standby.incarnation)
+            if incarnation
         ]
+        for lane in lanes:
+            lane.standby.clear()
         commands += self._without_workers(with_worker, "; ".join(dict.fromkeys(lost.values())))
         for lane in lanes:
-            if lane.state is LaneState.STOPPING and lane in with_worker:
+            if lane.state is LaneState.STOPPING and lane in with_process:
                 commands.append(ClosePartition(lane.id, lane.last))
             elif lane.state not in (LaneState.STOPPING, LaneState.FAILED):
                 commands += self._lose(lane, lost[lane.device])
         return commands
 
-    def _lose(self, lane: _Lane, reason: str) -> list[SupervisorCommand]:
+    def _lose(self, lane: LaneRecord, reason: str) -> list[SupervisorCommand]:
         lane.reason = reason
         lane.due = math.inf
         if not lane.retry:
@@ -399,28 +480,18 @@ class Supervisor:
 
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
-        workers = [lane.worker for lane in self._lanes.values() if lane.worker]
+        workers = [
+            number for lane in self._lanes.values() for number in (lane.worker, lane.standby.incarnation) if number
+        ]
         assert len(workers) == len(set(workers)), workers
         for lane in self._lanes.values():
+            lane.invariants()
             where = (lane.id, lane.state)
-            assert 0 <= lane.worker <= lane.last <= self._incarnations, where
-            assert not lane.worker or lane.worker == lane.last, where
-            assert lane.up <= bool(lane.worker), where
-            assert (
-                (lane.state is LaneState.READY) <= lane.up <= (lane.state in (LaneState.READY, LaneState.STOPPING))
-            ), where
-            match lane.state:
-                case LaneState.READY:
-                    assert lane.worker and not lane.fresh and lane.due == math.inf, where
-                case LaneState.STARTING:
-                    assert lane.worker and lane.fresh, where
-                case LaneState.RESTARTING:
-                    assert lane.worker or lane.due < math.inf, where
-                case LaneState.LOST | LaneState.FAILED:
-                    assert not lane.worker and lane.due == math.inf, where
-                case LaneState.STOPPING:
-                    assert lane.due == math.inf, where
+            assert max(lane.last, lane.standby.incarnation) <= self._incarnations, where
             assert (lane.state is LaneState.FAILED) <= (lane.quick_deaths >= self.options.lives), where
             assert (lane.state is LaneState.LOST) <= (lane.device in self._lost), where
-            assert lane.device not in self._lost or not lane.worker, where
-            assert not lane.start_failed or lane.state is LaneState.STOPPING, where
+            assert lane.device not in self._lost or not lane.has_process, where
+
+
+def _with_back(down: LanesDown, back: Mapping[LaneId, float]) -> LanesDown:
+    return msgspec.structs.replace(down, back={lane: back[lane] for lane in down.lanes if lane in back})

@@ -22,6 +22,7 @@ from cotenant.control.events import (
     LaneFailed,
     LanesDown,
     LaneStopped,
+    PromoteWorker,
     RetireWorker,
     SpawnWorker,
     StartFailed,
@@ -31,7 +32,7 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.orchestrator import Command, Event, Orchestrator
-from cotenant.control.supervisor import LaneState
+from cotenant.control.supervised_lane import LaneState, SupervisedLane
 from cotenant.core.identity import LaneId
 from cotenant.live.event_pump import EventPump
 from cotenant.live.lane_workers import LaneSetup
@@ -49,8 +50,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: starting, ready, stalled (requests of its batch have expired), restarting, lost (its device is), or failed
     (permanently).
     share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
-    used more than its share. reason: of its last death. memory: bytes that are its process's own, which may be that of
-    other lanes, too; only in a `Status`, since to know them takes reading /proc.
+    used more than its share. restarts: starts after the first, and standby workers that took over; promotions: these
+    alone. reason: of its last death. standby: "loading" or "ready"; "" where there is none. memory: bytes that are its
+    process's own, which may be that of other lanes, too; only in a `Status`, since to know them takes reading /proc.
     """
 
     lane: LaneId
@@ -62,6 +64,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     models: tuple[str, ...]
     reason: str
+    standby: str = ""
+    promotions: int = 0
     memory: int = 0
 
 
@@ -129,31 +133,35 @@ class ControlDriver:
     def status(self) -> list[WorkerStatus]:
         """Return the status of all lanes that are not stopping."""
         return [
-            self._status(lane.lane, lane.state, lane.restarts, lane.reason)
-            for lane in self._supervisor.lanes().values()
-            if lane.state is not LaneState.STOPPING
+            self._status(lane) for lane in self._supervisor.lanes().values() if lane.state is not LaneState.STOPPING
         ]
 
-    def _status(self, lane: LaneId, state: LaneState, restarts: int, reason: str) -> WorkerStatus:
-        setup, ready = self.setups[lane], state is LaneState.READY
+    def _status(self, supervised: SupervisedLane) -> WorkerStatus:
+        lane = supervised.lane
+        setup, ready = self.setups[lane], supervised.state is LaneState.READY
         audit = self.pool.audit(lane) if ready else None  # otherwise it is of a worker that is gone
         pid = self.pool.pid(lane) if ready else None
         return WorkerStatus(
             lane=lane,
-            state=state.value,
+            state=supervised.state.value,
             share=setup.share,
             pid=pid,
             used_share=audit.used_share if audit else None,
             over_share=audit.over_share if audit else False,
-            restarts=restarts,
+            restarts=supervised.restarts,
             models=tuple(model.name for model in setup.models),
-            reason=reason,
+            reason=supervised.reason,
+            standby=supervised.standby,
+            promotions=supervised.promotions,
         )
 
     def _perform(self, command: Command, now: float) -> None:
         match command:
-            case SpawnWorker(lane, incarnation, fresh, leaving):
-                self.pool.spawn(lane, incarnation, self.setups[lane], fresh=fresh, leaving=leaving)
+            case SpawnWorker(lane, incarnation, fresh, leaving, standby):
+                self.pool.spawn(lane, incarnation, self.setups[lane], fresh=fresh, leaving=leaving, standby=standby)
+            case PromoteWorker(lane, incarnation):
+                logger.info("the standby worker of %s takes over", lane)
+                self.pool.promote(lane, incarnation)
             case KillWorker(lane, incarnation, reason, abandon):
                 self.pool.kill(lane, incarnation, reason, abandon=abandon)
             case RetireWorker(lane, incarnation, grace):

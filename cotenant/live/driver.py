@@ -140,6 +140,7 @@ class Driver:
         self._running: dict[LaneId, tuple[Run, float]] = {}  # by lane, and since when
         self._full_batches: dict[LaneId, float] = {}  # lanes that run as many rows as they may, and until when
         self.full_batch_due = math.inf  # the first of these ends
+        self._dying: Counter[LaneId] = Counter()  # lanes whose death the dispatcher has still to hear of
         self._empty: deque[LaneId] = deque()  # lanes that have drained, and of which nobody has heard
         self._pending: deque[tuple[Event, dict[int, Tensors]]] = deque()
         self._busy = False
@@ -251,6 +252,8 @@ class Driver:
 
     def tell(self, event: Applied | Ready | Died | Restarting) -> None:
         """Tell the dispatcher of a change of lanes."""
+        if isinstance(event, Died):
+            self._dying += Counter((event.lane, *event.others))
         self.feed(event)
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Tensors | RequestError], timing: Timing) -> None:
@@ -328,9 +331,10 @@ class Driver:
         try:
             while self._pending:
                 event, ready = self._pending.popleft()
-                if isinstance(event, Died):  # until this event's turn, the dispatcher may give the lane a batch
+                if isinstance(event, Died):
                     for lane in (event.lane, *event.others):
                         self._stopped(lane)
+                    self._dying -= Counter((event.lane, *event.others))
                 now = self._clock()
                 commands = self._decide(event, now)
                 if self._log is not None:
@@ -362,6 +366,8 @@ class Driver:
         match command:
             case Run(lane, batch, model, requests):
                 self._started(command, now)
+                if lane in self._dying:
+                    return  # it is lost with the worker that died; the next one takes nothing before it is ready
                 self._run(lane, batch, model, [self._callers[request.id][0] for request in requests])
             case Reply():
                 self._reply(command, now, answers)

@@ -35,11 +35,12 @@ class Flight(msgspec.Struct):
 
 
 class LaneWorker:
-    """Track one incarnation of a lane's worker."""
+    """Track one incarnation of a lane's worker. standby: it waits until the lane's worker dies."""
 
-    def __init__(self, lane: WorkerLane, incarnation: int) -> None:
+    def __init__(self, lane: WorkerLane, incarnation: int, *, standby: bool = False) -> None:
         self.lane = lane
         self.incarnation = incarnation
+        self.standby = standby
         self.line: WorkerConnection | None = None
         self.ready = False
         self.killed = ""  # the reason, once it was killed
@@ -50,7 +51,7 @@ class LaneWorker:
 
 
 class WorkerLane:
-    """Hold a partition and its latest worker."""
+    """Hold a partition, its latest worker and its standby worker."""
 
     def __init__(self, name: LaneId, setup: LaneSetup) -> None:
         self.name = name
@@ -59,6 +60,7 @@ class WorkerLane:
         self.launch = Launch()  # until the backend opens it
         self.opened = False
         self.worker: LaneWorker | None = None
+        self.standby: LaneWorker | None = None
         self.audit: ShareAudit | None = None
 
     @property

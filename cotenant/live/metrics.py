@@ -50,7 +50,8 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     models: that it holds. up: its worker is ready. lost: its device is. share: ‰, as planned. used_share: ‰ that it
     used of late, as seen from outside; None where that is not known. over_share: it used more than its share. busy:
     seconds in which it ran batches. lent: seconds by which these ended earlier than its share alone would have let
-    them. restarts: of its worker. waiting: requests in its queues, by model.
+    them. restarts: of its worker; promotions: those by a standby worker. standby: one is ready. waiting: requests in
+    its queues, by model.
     """
 
     lane: LaneId
@@ -64,6 +65,8 @@ class LaneReading(msgspec.Struct, frozen=True, kw_only=True):
     busy: float = 0.0
     lent: float = 0.0
     restarts: int = 0
+    promotions: int = 0
+    standby: bool = False
     waiting: dict[str, int] = {}
 
 
@@ -369,7 +372,9 @@ _PARTITION: tuple[
     ("over_share", GaugeMetricFamily, "Whether it uses more than its share.", lambda r: int(r.over_share)),
     ("busy_seconds", CounterMetricFamily, "Time in which it ran batches.", lambda r: r.busy),
     ("lent_seconds", CounterMetricFamily, "Time by which batches ended early on lent time.", lambda r: r.lent),
-    ("restarts", CounterMetricFamily, "How often its worker was started again.", lambda r: r.restarts),
+    ("restarts", CounterMetricFamily, "How often its worker was started again, or replaced.", lambda r: r.restarts),
+    ("promotions", CounterMetricFamily, "How often a standby worker took over.", lambda r: r.promotions),
+    ("standby_up", GaugeMetricFamily, "Whether it has a standby worker that is ready.", lambda r: int(r.standby)),
 )
 
 _ADAPTED: tuple[tuple[str, str, Callable[[ModelState], float]], ...] = (

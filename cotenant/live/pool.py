@@ -91,16 +91,58 @@ class Pool:
     # Workers
 
     def spawn(
-        self, lane: LaneId, incarnation: int, setup: LaneSetup, *, fresh: bool, leaving: Collection[LaneId] = ()
+        self,
+        lane: LaneId,
+        incarnation: int,
+        setup: LaneSetup,
+        *,
+        fresh: bool,
+        leaving: Collection[LaneId] = (),
+        standby: bool = False,
     ) -> None:
         """Start a worker; `WorkerReady`, `WorkersExited` or `WorkerRefused` follows. fresh: open its partition first.
-        leaving: see `Backend.open`."""
+        leaving: see `Backend.open`. standby: beside the lane's worker, until `promote`."""
         held = self._lanes.get(lane)
         if held is None:
             held = self._lanes[lane] = WorkerLane(lane, setup)
-        worker = held.worker = LaneWorker(held, incarnation)
-        self.unfinished.discard(lane)
+        worker = LaneWorker(held, incarnation, standby=standby)
+        if standby:
+            held.standby = worker
+        else:
+            held.worker = worker
+            self.unfinished.discard(lane)
         self._spawn_task(self._start(worker, fresh, leaving))
+
+    def promote(self, lane: LaneId, incarnation: int) -> None:
+        """Make a standby the lane's worker. One that still loads its models goes on in the foreground."""
+        worker = self._worker(lane, incarnation)
+        if worker is None:
+            return  # its end is on its way
+        held = worker.lane
+        worker.standby, held.standby, held.worker = False, None, worker
+        self.unfinished.discard(lane)
+        if worker.ready:
+            held.audit = new_audit(held)
+            self._spawn_task(self._tell_backend(worker))
+        elif worker.line is not None:
+            self._leave_background(worker.line)
+            self._hurry(worker.line)  # it may be about to enter the background
+
+    def _hurry(self, line: WorkerConnection) -> None:
+        """Let a worker load its models in the foreground where the background was too slow."""
+        hurry = asyncio.get_running_loop().call_later(PATIENCE, self._leave_background, line)
+        line.started.add_done_callback(lambda started: hurry.cancel())
+
+    def _leave_background(self, line: WorkerConnection) -> None:
+        self._spawn_task(asyncio.to_thread(leave_background, line.process.pid))
+
+    async def _tell_backend(self, worker: LaneWorker) -> None:
+        """Tell the backend of a worker that was promoted; one that it cannot serve is killed."""
+        assert worker.line is not None
+        try:
+            await self._in_turn(self._backend.on_worker_started, worker.lane.name, worker.line.process.pid)
+        except (ConfigError, DeviceError) as error:
+            self.kill(worker.lane.name, worker.incarnation, str(error))
 
     def kill(self, lane: LaneId, incarnation: int, reason: str, *, abandon: bool = False) -> None:
         """Kill a worker, and with it all that share its process; but where it is only starting, the others stay.
@@ -138,14 +180,15 @@ class Pool:
     def _relaunch(self, lane: WorkerLane, launch: Launch) -> None:
         lane.launch = launch
         self._lend(lane)
-        worker = lane.worker
-        if worker is None or worker.over or worker.line is None:
-            return  # the next one starts with it
-        worker.resize_due = True
-        if worker.ready:
-            lane.audit = new_audit(lane)
-            if worker.line not in self._flights:
-                self._send_resize(worker, worker.line)
+        for worker in (lane.worker, lane.standby):
+            if worker is None or worker.over or worker.line is None:
+                continue  # the next one starts with it
+            worker.resize_due = True
+            if worker.ready:
+                if worker is lane.worker:
+                    lane.audit = new_audit(lane)
+                if worker.line not in self._flights:
+                    self._send_resize(worker, worker.line)
 
     def _send_resize(self, worker: LaneWorker, line: WorkerConnection) -> None:
         """Between two batches: while one runs a worker expects nothing."""
@@ -167,8 +210,11 @@ class Pool:
     def _worker(self, lane: LaneId, incarnation: int) -> LaneWorker | None:
         """Return the worker of that incarnation unless its end was reported."""
         held = self._lanes.get(lane)
-        worker = None if held is None else held.worker
-        return worker if worker is not None and worker.incarnation == incarnation and not worker.over else None
+        workers = () if held is None else (held.worker, held.standby)
+        for worker in workers:
+            if worker is not None and worker.incarnation == incarnation and not worker.over:
+                return worker
+        return None
 
     def _spawn_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -195,7 +241,8 @@ class Pool:
             reason = f"{type(error).__name__}: {error}"
         if not reason:
             worker.ready = True
-            lane.audit = new_audit(lane)
+            if not worker.standby:
+                lane.audit = new_audit(lane)
             if worker.resize_due and worker.line is not None:
                 self._send_resize(worker, worker.line)
             self._tell(WorkerReady(lane.name, worker.incarnation))
@@ -233,19 +280,16 @@ class Pool:
                 cuda=launch.cuda,
                 groups=launch.groups,
                 env=launch.env,
-                background=fresh and not launch.process,  # lanes of one process serve while another loads
+                # Lanes of one process serve while another loads. Nobody waits for a standby.
+                background=(fresh or worker.standby) and not launch.process,
             )
         )
-        hurry = asyncio.get_running_loop().call_later(
-            PATIENCE, lambda: self._spawn_task(asyncio.to_thread(leave_background, line.process.pid))
-        )
-        try:
-            failure = await line.started
-        finally:
-            hurry.cancel()
+        if not worker.standby:
+            self._hurry(line)
+        failure = await line.started
         if not failure and (missing := sorted(lane.models.keys() - line.footprints.keys())):
             failure = f"it is ready without {', '.join(missing)}"
-        if not failure and not worker.killed:
+        if not failure and not worker.killed and not worker.standby:
             await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
         # It may have died, or been killed, before this task resumed.
         if line.gone.done():
@@ -293,6 +337,8 @@ class Pool:
             del self._by_socket[line.fileno]
             self._answers.unregister(line.fileno)
         for worker, line in zip(workers, lines, strict=True):
+            if worker.standby:
+                continue  # it has neither batch nor place on the lending board
             self._lending.clear(worker.lane.name)
             if self._flights.pop(line, None) is not None and not worker.over:
                 self.unfinished.add(worker.lane.name)
@@ -304,6 +350,8 @@ class Pool:
         ended = [worker for worker in workers if not worker.over]
         for worker in ended:
             worker.over = True
+            if worker.standby and not worker.killed:
+                logger.warning("the standby worker of %s ended: %s", worker.lane.name, reason)
         if ended:
             self._tell(WorkersExited(tuple((worker.lane.name, worker.incarnation) for worker in ended), reason))
 
@@ -440,6 +488,6 @@ class Pool:
     def _sample(self, worker: LaneWorker, line: WorkerConnection) -> None:
         worker.sample_due = False
         audit = worker.lane.audit
-        serves = worker.ready and not worker.retiring and not worker.over
+        serves = worker.ready and not worker.retiring and not worker.over and not worker.standby
         if audit is not None and serves and (used := cpu_time(line.process.pid)) is not None:
             audit.sample(used, time.monotonic())

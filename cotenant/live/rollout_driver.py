@@ -32,7 +32,7 @@ from cotenant.control.events import (
 from cotenant.control.orchestrator import Command, Orchestrator
 from cotenant.control.revision import PlannedLane, PlanRevision, RolloutOutcome, memory_capacity, planned_lane
 from cotenant.control.rollout import RolloutStatus
-from cotenant.control.supervisor import LaneState
+from cotenant.control.supervised_lane import LaneState
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import CotenantError, RolloutError, WorkerError
 from cotenant.live.confinement import Confinement

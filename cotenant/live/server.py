@@ -62,6 +62,7 @@ class Server:
         prepare: Prepare,
         *,
         warm_workers: int = 0,
+        standby_workers: int = 0,
         confinement: Confinement | None = None,
         memory_policy: MemoryPolicy = MemoryPolicy.REFUSE,
         adaptation: AdaptationOptions | None = None,
@@ -100,7 +101,7 @@ class Server:
                 budget=budget,
                 loop=asyncio.get_running_loop(),
             )
-        orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)))
+        orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory_policy)), standbys=standby_workers)
         rollouts = RolloutDriver(
             orchestrator,
             state,

@@ -159,6 +159,8 @@ class StatusReporter:
                 busy=self._observer.busy[label],
                 lent=self._observer.lent[label],
                 restarts=worker.restarts,
+                promotions=worker.promotions,
+                standby=worker.standby == "ready",
                 waiting=self._driver.waiting(worker.lane),
             )
             for worker in self._rollouts.workers()

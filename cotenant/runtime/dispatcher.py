@@ -79,8 +79,8 @@ class Dispatcher:
                 return self._cancelled(request_id, now)
             case Failed(lane, batch, reason):
                 return self._failed(lane, batch, reason, now)
-            case Died(lane, _, others):
-                return self._died((lane, *others), now)
+            case Died(lane, _, others, back):
+                return self._died((lane, *others), back, now)
             case Restarting(lane, time):
                 return self._restarting(lane, time)
             case Ready(lane):
@@ -352,15 +352,17 @@ class Dispatcher:
             self._advance(lane, now, commands)
         return commands
 
-    def _died(self, lane_ids: tuple[LaneId, ...], now: float) -> list[Command]:
-        """Take all these lanes down before anything is retried, so that nothing is retried on a lane that is lost
-        too."""
+    def _died(self, lane_ids: tuple[LaneId, ...], back: dict[LaneId, float], now: float) -> list[Command]:
+        """Take all these lanes down before anything is retried, so that nothing is retried on a lane that is lost too,
+        or only once that is back."""
         commands: list[Command] = []
         displaced: list[tuple[Lane, list[Request]]] = []
         for lane_id in lane_ids:
             lane = self.lanes.get(lane_id)
             if lane is not None:
                 displaced += self._lose(lane, commands)
+        for lane_id, time in back.items():
+            self._restarting(lane_id, time)
         for lane, requests in displaced:
             self._reroute(requests, lane, Outcome.FAILED, DIED_LATE, now, commands)
         return commands

@@ -97,11 +97,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 class Died(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Report that a lane's worker died, and its batch is lost. others: lanes whose workers died at the same moment,
-    such as those of the same process or device: a batch is not retried on any of them."""
+    such as those of the same process or device: a batch is not retried on any of them before it has a new worker. back:
+    when that is expected, by lane, as in `Restarting`; at once where a standby worker takes over."""
 
     lane: LaneId
     reason: str
     others: tuple[LaneId, ...] = ()
+    back: dict[LaneId, float] = {}
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -51,7 +51,7 @@ class ModelRoutes:
         best_finish = math.inf
         if not self.many or deadline < self._latest or priority < self._lowest:
             for queue in self.queues:
-                if (queue.lane.available or queue.lane.back_at > now) and size <= queue.batch:
+                if (queue.lane.available or queue.lane.back_at >= now) and size <= queue.batch:
                     at = finish_time(queue, queue.ahead(priority, deadline) + size, now)
                     if best is None or at < best_finish:
                         best, best_finish = queue, at
@@ -61,7 +61,7 @@ class ModelRoutes:
                 least = start + bound
                 if best is not None and (least > best_finish or (least == best_finish and number > best.number)):
                     break
-                if size <= queue.batch and (queue.lane.available or queue.lane.back_at > now):
+                if size <= queue.batch and (queue.lane.available or queue.lane.back_at >= now):
                     at = finish_time(queue, queue.rows + size, now)
                     if best is None or at < best_finish or (at == best_finish and number < best.number):
                         best, best_finish = queue, at

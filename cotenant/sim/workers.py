@@ -28,6 +28,7 @@ from cotenant.control.events import (
     LanesDown,
     LaneStopped,
     PartitionClosed,
+    PromoteWorker,
     Requested,
     ResizeLanes,
     RetireWorker,
@@ -67,7 +68,7 @@ class Workers:
 
     specs: the lanes of a plan; raises PlanError for a plan that cannot stand. opened: called with lanes before they run
     anything. startup: seconds from the start of a lane's worker until it is ready. Those of the first plan are ready
-    from the beginning. applications: those of a plan.
+    from the beginning. applications: those of a plan. standbys: standby workers of each device.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Workers:
         opened: Callable[[Mapping[LaneId, LaneAssignment]], None],
         startup: Callable[[LaneAssignment], float],
         applications: Callable[[Plan], tuple[ApplicationSpec, ...]] = lambda plan: (),
+        standbys: int = 0,
     ) -> None:
-        self.orchestrator = Orchestrator(Rollout(), Supervisor(OPTIONS))
+        self.orchestrator = Orchestrator(Rollout(), Supervisor(OPTIONS), standbys=standbys)
         self.ended: list[RolloutEnded] = []
         self._first = plan
         self._problem = problem
@@ -236,6 +238,8 @@ class Workers:
                 self._feed(WorkersExited(((lane, incarnation),), "it was stopped"), now)
             case ClosePartition(lane, incarnation):
                 self._feed(PartitionClosed(lane, incarnation), now)
+            case PromoteWorker():
+                pass  # it will be ready, or is, as it was started
             case WakeAt(lane, time):
                 self._later(time, Woke(lane, time))
             case Assign(revision):

@@ -45,7 +45,8 @@ _TIMING = Timing(0, 0, 0, 0, 0, 0)
 
 class Machine:
     """What workers run on. batch_faults, start_faults: by device, what goes wrong next, each with its seconds.
-    refusals: processes that the system will not start. undying: until when killed processes stay."""
+    refusals: processes that the system will not start. undying: until when killed processes stay. standbys: a lane may
+    have a second worker, which gets no batch. places: models that a device has memory for; None: any number."""
 
     def __init__(self, loop: VirtualLoop, problem: Callable[[str], None]) -> None:
         self.loop = loop
@@ -57,6 +58,8 @@ class Machine:
         self.refusals = 0
         self.undying = 0.0
         self.lost: dict[DeviceId, str] = {}
+        self.standbys = False
+        self.places: int | None = None
         self._started = 0
 
     def popen(self, command: Sequence[str], **options: Any) -> Process:
@@ -73,10 +76,17 @@ class Machine:
         return [session for process in self.processes if process.alive for session in process.sessions]
 
     def begin(self, session: Session) -> None:
-        """Check that nobody else serves the lane of a session."""
-        others = [each for each in self.sessions() if each is not session and each.serves(session.lane)]
-        if others:
+        """Check that nobody else serves the lane of a session but perhaps a standby, and that there is memory."""
+        others = self.others(session)
+        if len(others) > self.standbys:
             self.problem(f"{session.lane} is served by {1 + len(others)} workers")
+        there = [each for each in self.sessions() if each.lane.device == session.lane.device and each.serves(each.lane)]
+        if self.places is not None and sum(each.models for each in there) > self.places:
+            self.problem(f"{session.lane.device} has no room for {sorted(each.lane for each in there)}")
+
+    def others(self, session: Session) -> list[Session]:
+        """The other workers of a session's lane."""
+        return [each for each in self.sessions() if each is not session and each.serves(session.lane)]
 
     def next_batch_fault(self, device: DeviceId) -> tuple[str, float]:
         faults = self.batch_faults.get(device)
@@ -199,6 +209,10 @@ class Session:
         excused = self.process.killed or lane.device in self.machine.lost
         return self.lane == lane and not self._closed and not self._ended and not excused
 
+    @property
+    def models(self) -> int:
+        return 0 if self._setup is None else len(self._setup.models)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -255,6 +269,8 @@ class Session:
             case RunBatch():
                 if self.running is not None or not self.ready:
                     self.machine.problem(f"{self.lane} got a batch while it was at work, or not ready")
+                if any(other.running is not None for other in self.machine.others(self)):
+                    self.machine.problem(f"{self.lane} got a batch while another worker of it was at work")
                 self._run(message)
             case Resize():
                 if self.running is not None:

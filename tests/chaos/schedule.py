@@ -36,17 +36,19 @@ class Step(msgspec.Struct, frozen=True):
 
 class Schedule(msgspec.Struct, frozen=True):
     """A run. shared: lanes of a device share a process. warm: pre-started workers. in_place: shares change without a
-    new worker. steps: in order of time."""
+    new worker. standbys: standby workers of each device. steps: in order of time."""
 
     seed: int
     memory: MemoryPolicy
     shared: bool
     warm: int
     in_place: bool
+    standbys: int
     steps: tuple[Step, ...]
 
     def __str__(self) -> str:
         kind = f"memory {self.memory}, shared {self.shared}, warm {self.warm}, in place {self.in_place}"
+        kind += f", standbys {self.standbys}"
         return "\n".join([f"seed {self.seed}: {kind}", *map(str, self.steps)])
 
 
@@ -92,12 +94,14 @@ def make(seed: int) -> Schedule:
     weights = [weight for weight, _ in kinds]
     steps += [rng.choices(kinds, weights)[0][1]() for _ in range(rng.choice((2, 6, 12, 24)))]
     steps.sort(key=lambda step: step.time)
+    memory, shared = rng.choice(list(MemoryPolicy)), rng.random() < 0.25
     return Schedule(
         seed=seed,
-        memory=rng.choice(list(MemoryPolicy)),
-        shared=rng.random() < 0.25,
+        memory=memory,
+        shared=shared,
         warm=rng.choice((0, 0, 1)),
         in_place=rng.random() < 0.5,
+        standbys=0 if shared else rng.choice((0, 1, 1, 2)),
         steps=tuple(steps),
     )
 

@@ -24,7 +24,8 @@ from cotenant.control.events import RolloutEnded
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.revision import MemoryPolicy, RolloutOutcome
 from cotenant.control.rollout import Rollout, RolloutOptions
-from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.control.supervised_lane import LaneState
+from cotenant.control.supervisor import Supervisor, SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -182,7 +183,7 @@ class VirtualDriver(ControlDriver):
 
 class CheckedOrchestrator(Orchestrator):
     def __init__(self, run: Run, memory: MemoryPolicy) -> None:
-        super().__init__(Rollout(RolloutOptions(memory=memory)), Supervisor(OPTIONS))
+        super().__init__(Rollout(RolloutOptions(memory=memory)), Supervisor(OPTIONS), standbys=run.schedule.standbys)
         self._run = run
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -259,6 +260,9 @@ class Run:
         self.problems: list[str] = []
         self.jumped = 0.0
         self.machine = Machine(loop, self.problem)
+        self.machine.standbys = bool(schedule.standbys)
+        if not schedule.shared and schedule.memory is not MemoryPolicy.OVERSUBSCRIBE:
+            self.machine.places = PLACES
         self.callers: list[Caller] = []
         self.applied: list[asyncio.Task[None]] = []
         self.ended: dict[int, RolloutOutcome] = {}
@@ -446,6 +450,8 @@ class Run:
                 return f"{name} has permanently failed"
             if lane.state is not LaneState.READY:
                 return f"{name} is {lane.state}"
+            if name in self.orchestrator._kept and lane.standby != "ready":
+                return f"{name} has no standby worker"
         return ""
 
     async def _probe(self) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from cotenant.control.adaptation import BatchLatency, Observed
 from cotenant.control.events import StartLane, Woke, WorkerReady, WorkersExited
 from cotenant.control.observed_totals import ModelTotals, ObservedTotals
-from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.control.supervised_lane import LaneState
+from cotenant.control.supervisor import Supervisor, SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 
 

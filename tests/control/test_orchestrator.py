@@ -155,11 +155,11 @@ STEPS = st.lists(st.tuples(st.integers(0, 59), st.integers(0, 127)), min_size=5,
 
 
 @settings(max_examples=400, deadline=None)
-@given(STEPS, st.sampled_from(MemoryPolicy), st.booleans())
+@given(STEPS, st.sampled_from(MemoryPolicy), st.booleans(), st.integers(0, 2))
 def test_orchestrator_over_random_events_keeps_every_invariant(
-    steps: list[tuple[int, int]], memory: MemoryPolicy, stops: bool
+    steps: list[tuple[int, int]], memory: MemoryPolicy, stops: bool, standbys: int
 ) -> None:
-    world = World(CAPACITY, memory)
+    world = World(CAPACITY, memory, standbys=standbys)
     chance = Chance(world, failures=True)
     for kind, which in steps:
         chance.step(kind, which)

@@ -35,7 +35,8 @@ from cotenant.control.events import (
     WorkerRefused,
     WorkersExited,
 )
-from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.control.supervised_lane import LaneState
+from cotenant.control.supervisor import Supervisor, SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 

@@ -27,6 +27,7 @@ from cotenant.control.events import (
     LanesDown,
     LaneStopped,
     PartitionClosed,
+    PromoteWorker,
     Requested,
     ResizeLanes,
     RetireWorker,
@@ -52,7 +53,8 @@ from cotenant.control.events import (
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.revision import MemoryPolicy, PlannedLane, PlanRevision
 from cotenant.control.rollout import Rollout, RolloutOptions
-from cotenant.control.supervisor import LaneState, Supervisor, SupervisorOptions
+from cotenant.control.supervised_lane import LaneState
+from cotenant.control.supervisor import Supervisor, SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request
@@ -91,6 +93,7 @@ class Worker:
         self.killed = ""  # why
         self.retired = False
         self.abandoned = False  # its device is lost; it may be gone or not
+        self.standby = False
 
 
 class CountingSupervisor(Supervisor):
@@ -114,12 +117,14 @@ class World:
         options: SupervisorOptions = OPTIONS,
         *,
         in_place: bool = False,
+        standbys: int = 0,
     ) -> None:
-        """in_place: workers go on with other shares."""
+        """in_place: workers go on with other shares. standbys: standby workers of a device."""
+        self.standbys = standbys
         self.in_place = in_place
         self.resizing: dict[LaneId, Cut] = {}  # what lanes of the last plan that was assigned are to become
         self.supervisor = CountingSupervisor(options)
-        self.orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory)), self.supervisor)
+        self.orchestrator = Orchestrator(Rollout(RolloutOptions(memory=memory)), self.supervisor, standbys=standbys)
         self.dispatcher = Dispatcher()
         self.capacity: dict[DeviceId, int] = dict(capacity or {})
         self.memory = memory
@@ -186,8 +191,11 @@ class World:
         said, self.said = self.said, []
         return said
 
-    def _serving(self, lane: LaneId) -> list[Worker]:
+    def _held(self, lane: LaneId) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.lane == lane and not worker.abandoned]
+
+    def _serving(self, lane: LaneId) -> list[Worker]:
+        return [worker for worker in self._held(lane) if not worker.standby]
 
     def _perform(self, command: Command) -> None:
         match command:
@@ -217,12 +225,18 @@ class World:
                 assert {*lanes} == self.resizing.keys()
                 self.cuts |= self.resizing
                 self.resizing = {}
-            case SpawnWorker(lane, incarnation, fresh):
-                assert not self._serving(lane), f"{lane} has a worker already"
+            case SpawnWorker(lane, incarnation, fresh, _, standby):
+                assert len(self._serving(lane)) == standby, f"{lane} has a worker already, or none to stand by for"
+                assert not standby or not any(worker.standby for worker in self._held(lane)), f"{lane} has a standby"
                 assert fresh or lane in self.open
                 assert self.cuts[lane].device not in self.lost
                 self.open.add(lane)
                 self.workers[incarnation] = Worker(lane)
+                self.workers[incarnation].standby = standby
+            case PromoteWorker(lane, incarnation):
+                assert not self._serving(lane), f"{lane} has a worker already"
+                assert not self.workers[incarnation].killed, "a worker that was killed is promoted"
+                self.workers[incarnation].standby = False
             case KillWorker(lane, incarnation, reason, abandon):
                 assert abandon == (self.cuts[lane].device in self.lost)
                 self.workers[incarnation].killed = reason
@@ -231,7 +245,7 @@ class World:
                 assert self.workers[incarnation].ready
                 self.workers[incarnation].retired = True
             case ClosePartition(lane):
-                assert not self._serving(lane), f"the partition of {lane} is closed around its worker"
+                assert not self._held(lane), f"the partition of {lane} is closed around its worker"
                 self.closing.append(command)
             case WakeAt():
                 self.timers.append(command)
@@ -337,8 +351,14 @@ class World:
     # To the end
 
     def incarnation(self, lane: LaneId) -> int:
-        (number,) = [number for number, worker in self.workers.items() if worker.lane == lane and not worker.abandoned]
+        serving = self._serving(lane)
+        (number,) = [number for number, worker in self.workers.items() if worker in serving]
         return number
+
+    def standby(self, lane: LaneId) -> int:
+        """The incarnation of a lane's standby worker; 0 where it has none."""
+        numbers = [number for number, worker in self.workers.items() if worker.lane == lane and worker.standby]
+        return numbers[0] if numbers else 0
 
     def settle(self) -> None:
         """Everything goes well from now on, until nothing more happens."""
@@ -372,7 +392,9 @@ class World:
         assert status.requested == lanes == self.open
         failed = {key for key, lane in supervisor.lanes().items() if lane.state is LaneState.FAILED}
         assert status.observed == lanes - failed
-        assert sorted(worker.lane for worker in self.workers.values()) == sorted(lanes - failed)
+        assert sorted(worker.lane for worker in self.workers.values() if not worker.standby) == sorted(lanes - failed)
+        standing_by = [worker.lane for worker in self.workers.values() if worker.standby]
+        assert sorted(standing_by) == sorted((set() if shut else self.orchestrator._kept) - failed)
         if not shut:
             assert self.dispatcher.lanes.keys() == lanes
             wanted = self.plans[rollout.revision.number] if rollout.revision else ()

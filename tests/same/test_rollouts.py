@@ -24,6 +24,7 @@ from cotenant.control.events import (
     DevicesLost,
     Dispatch,
     LaneRestarts,
+    LanesDown,
     PartitionClosed,
     RolloutEnded,
     Switch,
@@ -86,8 +87,8 @@ class Story(msgspec.Struct):
 class Recording(Orchestrator):
     """Keeps what it was told, and what it answered."""
 
-    def __init__(self) -> None:
-        super().__init__(Rollout(), Supervisor(OPTIONS))
+    def __init__(self, standbys: int = 0) -> None:
+        super().__init__(Rollout(), Supervisor(OPTIONS), standbys=standbys)
         self.told: list[tuple[float, Event, list[Command]]] = []
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -107,6 +108,10 @@ def _word(command: Command) -> str:
             return (
                 f"{lane} is expected back at {time:.6f}"  # a clock that counts nanoseconds differs in the last digits
             )
+        case LanesDown(back=back) | Dispatch(runtime.Died(back=back)) if back:
+            rounded = {lane: round(time, 6) for lane, time in back.items()}
+            told = command.event if isinstance(command, Dispatch) else command
+            return repr(msgspec.structs.replace(told, back=rounded))
         case Assign(revision):
             return f"assign {revision.number}"
         case RolloutEnded(revision, outcome, reason):
@@ -160,7 +165,7 @@ def given(root: Path, *, in_place: bool = False) -> Deployment:
     return msgspec.structs.replace(deployment, problem=msgspec.structs.replace(deployment.problem, fleet=fleet))
 
 
-def simulated(told: Story, deployment: Deployment) -> tuple[Recorder, Recording]:
+def simulated(told: Story, deployment: Deployment, standbys: int = 0) -> tuple[Recorder, Recording]:
     problem = deployment.problem
     models = {model.name: model for model in problem.models}
     recorder = Recorder()
@@ -171,7 +176,7 @@ def simulated(told: Story, deployment: Deployment) -> tuple[Recorder, Recording]
         lambda lanes: None,
         lambda lane: startup(lane.spec.id),
     )
-    workers.orchestrator = recording = Recording()
+    workers.orchestrator = recording = Recording(standbys)
     for time, wanted in told.changes:
         workers.at(time, partial(workers.request, wanted, "a change"))
     for failure in told.failures:
@@ -193,10 +198,20 @@ class VirtualPool(Pool):
         self._feed = control.feed
         self._loop = asyncio.get_running_loop()
         self._batches_by_lane: dict[LaneId, asyncio.TimerHandle] = {}
+        self._standing_by: set[int] = set()  # incarnations
 
     def spawn(
-        self, lane: LaneId, incarnation: int, setup: LaneSetup, *, fresh: bool, leaving: Collection[LaneId] = ()
+        self,
+        lane: LaneId,
+        incarnation: int,
+        setup: LaneSetup,
+        *,
+        fresh: bool,
+        leaving: Collection[LaneId] = (),
+        standby: bool = False,
     ) -> None:
+        if standby:
+            self._standing_by.add(incarnation)
         now = self._loop.time()
         ends = [it.time + it.back for it in self.failures if lane in it.parts and it.covers(now)]
         first = self.orchestrator.rollout.revision is None
@@ -208,8 +223,12 @@ class VirtualPool(Pool):
         """How long batches take is the story's."""
 
     def kill(self, lane: LaneId, incarnation: int, reason: str, *, abandon: bool = False) -> None:
-        self.gone(lane)
+        if incarnation not in self._standing_by:
+            self.gone(lane)
         self._feed(WorkersExited(((lane, incarnation),), reason))
+
+    def promote(self, lane: LaneId, incarnation: int) -> None:
+        self._standing_by.remove(incarnation)
 
     def retire(self, lane: LaneId, incarnation: int, grace: float) -> None:
         self.kill(lane, incarnation, "it was stopped")
@@ -244,9 +263,9 @@ class Nobody(ServingObserver):
     def ended(self, reply: runtime.Reply, now: float) -> None: ...
 
 
-async def driven(told: Story, deployment: Deployment) -> tuple[Recorder, Recording, list[list[object]]]:
+async def driven(told: Story, deployment: Deployment, standbys: int) -> tuple[Recorder, Recording, list[list[object]]]:
     loop = asyncio.get_running_loop()
-    recorder, recording = Recorder(), Recording()
+    recorder, recording = Recorder(), Recording(standbys)
     state = ServingState(msgspec.structs.replace(deployment, plan=told.first))
     observer = Nobody(state, lambda lane: None)
 
@@ -312,14 +331,14 @@ async def driven(told: Story, deployment: Deployment) -> tuple[Recorder, Recordi
     return recorder, recording, answers
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(("in_place", "standbys"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 @pytest.mark.parametrize("seed", range(20))
-def test_simulator_and_server_take_the_same_steps(seed: int, in_place: bool, tmp_path: Path) -> None:
+def test_simulator_and_server_take_the_same_steps(seed: int, in_place: bool, standbys: int, tmp_path: Path) -> None:
     deployment, told = given(repository(tmp_path), in_place=in_place), story(seed)
-    expected, expected_control = simulated(told, deployment)
+    expected, expected_control = simulated(told, deployment, standbys)
     loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
     try:
-        got, control, answers = loop.run_until_complete(driven(told, deployment))
+        got, control, answers = loop.run_until_complete(driven(told, deployment, standbys))
     finally:
         loop.close()
     assert [word for _, word in control.words()] == [word for _, word in expected_control.words()]
@@ -351,6 +370,13 @@ def test_stories_change_workers_in_place_beside_new_ones_and_alone(tmp_path: Pat
             if word.startswith("ResizeLanes"):
                 alone, beside = alone + (not started), beside + started
     assert alone and beside
+
+
+def test_stories_promote_standby_workers_and_let_them_go(tmp_path: Path) -> None:
+    deployment = given(repository(tmp_path))
+    words = [word for seed in range(20) for _, word in simulated(story(seed), deployment, 1)[1].words()]
+    for kind in ("SpawnWorker", "PromoteWorker", "KillWorker"):
+        assert any(word.startswith(kind) for word in words), kind
 
 
 def test_orchestrator_that_is_told_a_story_again_says_the_same(tmp_path: Path) -> None:

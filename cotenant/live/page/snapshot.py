@@ -47,6 +47,7 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     queue: int
     restarts: int
     memory: int
+    standby: str = ""
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):

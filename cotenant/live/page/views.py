@@ -115,6 +115,7 @@ def _partitions(seen: Snapshot, moment: Moment, before: Totals) -> list[Partitio
                 busy=busy.get(label, {}),
                 queue=sum(seen.waiting[worker.lane].values()),
                 restarts=worker.restarts,
+                standby=worker.standby,
                 memory=0 if worker.pid is None else moment.memory.get(worker.pid, 0),
             )
         )

@@ -143,8 +143,8 @@ function partitionRow(key) {
   const bar = element("div", "time");
   bar.setAttribute("role", "img");
   const shares = element("ul", "shares");
-  const names = ["Busy", "Share used", "Queue", "Restarts", "Memory"].map(figure);
-  const [busy, used, queue, restarts, memory] = names;
+  const names = ["Busy", "Share used", "Queue", "Restarts", "Standby", "Memory"].map(figure);
+  const [busy, used, queue, restarts, standby, memory] = names;
   const chart = new Chart(
     store,
     "Busy",
@@ -157,7 +157,7 @@ function partitionRow(key) {
   const middle = element("div", "middle", element("dl", "numbers", ...names.map((each) => each.item)), bar, shares);
   const article = element("article", "", head, middle, chart.element);
   article.setAttribute("aria-label", `${device} partition ${number}`);
-  const row = { chip, held, bar, shares, title, busy, used, queue, restarts, memory, charts: [chart] };
+  const row = { chip, held, bar, shares, title, busy, used, queue, restarts, standby, memory, charts: [chart] };
   row.element = element("li", "partition", article);
   row.element.id = `partition-${device}-${number}`;
   row.element.tabIndex = -1;
@@ -176,6 +176,7 @@ function showPartition(view) {
   setData(row.used.item, "level", view.over_share ? "bad" : "");
   setText(row.queue.value, String(view.queue));
   setText(row.restarts.value, String(view.restarts));
+  setText(row.standby.value, view.standby || NONE);
   setText(row.memory.value, bytes(view.memory));
   const parts = view.models.map((model) => [model, view.busy[model] ?? 0]);
   while (row.bar.children.length > parts.length) row.bar.lastChild.remove();
