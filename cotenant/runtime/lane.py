@@ -118,14 +118,9 @@ class Queue:
         self.last_deadline = deadline
 
     def _insert(self, request: Request, size: int, priority: int, deadline: float) -> None:
-        waiting = self.waiting
         if priority != self.last_priority:
             self.unordered = True
-        position = len(waiting)
-        urgency = (priority, deadline)
-        while position and urgency < (waiting[position - 1].priority, waiting[position - 1].deadline):
-            position -= 1
-        waiting.insert(position, request)
+        self.waiting.insert(self._position(priority, deadline), request)
         self.rows += size
         self._update_last()
 
@@ -168,8 +163,23 @@ class Queue:
             return 0
         if priority == self.last_priority and deadline >= self.last_deadline:
             return self.rows
-        urgency = (priority, deadline)
-        return sum(request.size for request in waiting if (request.priority, request.deadline) <= urgency)
+        position = self._position(priority, deadline)
+        if self.rows == len(waiting):
+            return position
+        return sum([request.size for request in waiting[:position]])
+
+    def _position(self, priority: int, deadline: float) -> int:
+        """Return how many of the waiting requests, which are in order, run before a request of that urgency."""
+        waiting = self.waiting
+        low, high = 0, len(waiting)
+        while low < high:
+            middle = (low + high) // 2
+            other = waiting[middle]
+            if priority < other.priority or (priority == other.priority and deadline < other.deadline):
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
 
 class Batch:
