@@ -4,7 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 TOOLS := .venv/.tools
 TESTABLE := .venv/.testable
-TORCH := torch==2.13.0
+TORCH := torch==2.13.0 torchvision==0.28.0
+# PyPI's torch for Linux brings some 5 GB of CUDA along. Without a GPU, name PyTorch's index of builds for processors,
+# as its installation page has it: `make test TORCH_INDEX=https://…`.
+TORCH_INDEX ?=
 
 .PHONY: demo test check test-slow mutants fuzz chaos soak compiled bench gpu-check clean
 
@@ -79,11 +82,11 @@ $(READY): pyproject.toml Makefile
 
 # What checks, builds and benchmarks need besides. One version of torch, so that nothing newer comes in unseen.
 $(TOOLS): $(READY)
-	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev '$(TORCH)'
+	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) $(TORCH); fi
+	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev $(TORCH)
 	touch $(TOOLS)
 
-# Tests run models of PyTorch, which no demo needs. A build for processors alone serves as well as the usual one for
-# Linux, which brings some 5 GB of CUDA along.
+# Tests run models of PyTorch, which no demo needs.
 $(TESTABLE): $(TOOLS)
-	$(BIN)/pip install --quiet --editable '.[gpu,otel]' '$(TORCH)' 'torchvision==0.28.0'
+	$(BIN)/pip install --quiet --editable '.[gpu,otel]' $(TORCH)
 	touch $(TESTABLE)

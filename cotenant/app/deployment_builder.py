@@ -21,7 +21,7 @@ from cotenant.config import ModelSettings, Settings, read_profiles_file
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
-from cotenant.core.units import show_seconds
+from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel, request_policy
 from cotenant.live.profile_corrections import ProfileCorrections
@@ -218,6 +218,12 @@ class DeploymentBuilder:
                 model = model_of(self._model_settings(name), entry, info, measured, delay)
                 served[name] = ServableModel(entry=entry, info=info, model=model, policy=request_policy(entry.config))
                 profiles |= {(name, profile.kind): profile for profile in measured}
+        if unmeasured and not self._profiles.full:
+            logger.info(
+                "%s profiled at a few points each; `cotenant profile` measures more, best on a quiet machine, and the "
+                "next start or `cotenant reload` plans with that",
+                show_count(len(unmeasured), "model"),
+            )
         return served, profiles
 
     def _say_what_is_ignored(self, entry: Entry) -> None:

@@ -67,7 +67,7 @@ class ProfileSource:
         self._kinds = kinds
         self._progress = progress
         self._force = force
-        self._full = full
+        self.full = full
         self._measured: dict[str, Profile] = {}  # by cache key
         self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
 
@@ -104,9 +104,9 @@ class ProfileSource:
         if self._backend.name == "fake":
             raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
         grids = [grid_of(kind), coarse_grid_of(kind)]
-        wanted = grids[0] if self._full else grids[1]
+        wanted = grids[0] if self.full else grids[1]
         digest = await asyncio.to_thread(cache.file_digest, entry.path)
-        for grid in grids[:1] if self._full else grids:
+        for grid in grids[:1] if self.full else grids:
             key = self._key(entry, kind, grid, digest)
             profile = self._measured.get(key) or (None if self._force else cache.load_profile(key))
             if profile is not None and not await self._outdated(profile):

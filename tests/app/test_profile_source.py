@@ -117,11 +117,12 @@ def test_profile_source_full_profile_is_used_where_there_is_one(folder: Path, mo
         "cotenant.app.profile_source.coarse_grid_of",
         lambda kind: Grid(shares=kind.cuts[:1], batches=(1,), seconds=0.01),
     )
-    first = profiles(source(Cut()))
-    assert {point.batch for profile in first for point in profile.points} == {1}
+    serving = source(Cut())
+    assert {point.batch for profile in profiles(serving) for point in profile.points} == {1}
     full = ProfileSource(Cut(), (LARGE, CUT), ignore_progress, force=False, full=True)
     assert {point.batch for profile in profiles(full) for point in profile.points} == {1, 2}
-    assert {point.batch for profile in profiles(source(Cut())) for point in profile.points} == {1, 2}
+    for later in (source(Cut()), serving):  # another start, and a reload
+        assert {point.batch for profile in profiles(later) for point in profile.points} == {1, 2}
 
 
 @pytest.mark.usefixtures("quick")
