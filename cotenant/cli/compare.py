@@ -81,7 +81,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
         view.add_row(*cells, show_seconds(row.solve_s), _worst(row), style=style)
     notes = [f"{row.planner} has no plan: {row.error}" for row in rows if row.error]
     notes += [f"{row.planner} violates {violation}" for row in rows for violation in row.violations]
-    return Group(view, *(Text(note, style="red") for note in notes), Text(comparison.summary))
+    return Group(view, *(Text(note, style="red") for note in notes))
 
 
 def report_comparison(path: Path, comparison: Comparison, problem: Problem, *files: Path | None) -> None:

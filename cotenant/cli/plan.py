@@ -154,7 +154,7 @@ def compare_plans(
     if json:
         show_json(found)
     else:
-        console.print(comparison_view(found))
+        console.print(comparison_view(found), Text(found.summary), sep="\n")
 
 
 def plan_from_current(planner: str, problem: Problem, current: Plan, *, portfolio: bool = True) -> tuple[Problem, Plan]:

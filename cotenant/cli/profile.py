@@ -14,6 +14,7 @@ from cotenant.cli.options import Json, ModelRepository, PlotFile, SettingsFile
 from cotenant.cli.output import console, print_labelled, print_written, show_json
 from cotenant.cli.report_file import ReportFile, check_files, write_report
 from cotenant.core.profile import Profile
+from cotenant.core.units import show_count
 from cotenant.errors import ConfigError
 from cotenant.planners import Problem
 
@@ -40,7 +41,6 @@ def profile(
 ) -> None:
     """Profile the models of a repository over batch size and share of a device. Results are cached."""
     from cotenant.core.profile import write_profiles
-    from cotenant.profiling.machine_load import foreign_load, is_busy
     from cotenant.render.profiles import profile_table, save_profiles
 
     check_files(plot, report)
@@ -57,10 +57,9 @@ def profile(
     profiles = list(deployment.problem.profiles.values())
     for name, reason in deployment.broken.items():
         print_labelled("not profiled:", f"{name}: {reason}")
-    for each in profiles:
-        if is_busy(each):
-            part = f"{100 * foreign_load(each):.0f} % of the processors"
-            print_labelled("busy machine:", f"other programs used {part} while {each.model} was profiled")
+    disturbed = disturbances(profiles)
+    for each in disturbed:
+        print_labelled("busy machine:", each)
     text = write_profiles(profiles)
     if output is not None:
         write_file(output, text)
@@ -73,7 +72,7 @@ def profile(
 
         record_pairs(deployment, create_backend(server_settings), pairs, count)
     if report is not None:
-        report_profiles(report, deployment.problem, profiles, settings)
+        report_profiles(report, deployment.problem, profiles, disturbed, settings)
     if json:
         show_json(msgspec.json.encode([{"model": p.model, "kind": p.kind, "points": p.points} for p in profiles]))
     elif output is None and pairs is None and report is None:
@@ -81,8 +80,22 @@ def profile(
             console.print(profile_table(each))
 
 
-def report_profiles(path: Path, problem: Problem, profiles: Sequence[Profile], settings: Path | None) -> None:
-    """Write the report of profiles: which configuration of each model serves most within its SLO, and all latencies."""
+def disturbances(profiles: Sequence[Profile]) -> list[str]:
+    """Say of which models other programs disturbed the measurement."""
+    from cotenant.profiling.machine_load import foreign_load, is_busy
+
+    return [
+        f"other programs used {100 * foreign_load(each):.0f} % of the processors while {each.model} was profiled"
+        for each in profiles
+        if is_busy(each)
+    ]
+
+
+def report_profiles(
+    path: Path, problem: Problem, profiles: Sequence[Profile], disturbed: Sequence[str], settings: Path | None
+) -> None:
+    """Write the report of profiles: which configuration of each model serves most within its SLO, and all latencies.
+    disturbed: what to say of a busy machine."""
     from cotenant.cli.reports import (
         asked_section,
         configuration_sections,
@@ -100,10 +113,13 @@ def report_profiles(path: Path, problem: Problem, profiles: Sequence[Profile], s
     listing = Listing(name="profiles.csv", text=write_profiles(profiles))
     write_report(
         path,
-        title=f"Profiles of {len({profile.model for profile in profiles})} models",
+        title=f"Profiles of {show_count(len({profile.model for profile in profiles}), 'model')}",
         question="How long does a batch take on each share, and which share and batch serve most within the SLO?",
-        answer=[describe_configuration(one, problem.model(one.model)) for one in best] or ["Nothing was profiled."],
-        good=None,
+        answer=[
+            *([describe_configuration(one, problem.model(one.model)) for one in best] or ["Nothing was profiled."]),
+            *(f"Measure again on a quiet machine: {each}." for each in disturbed),
+        ],
+        good=False if disturbed else None,
         sections=[
             ranked,
             measured,

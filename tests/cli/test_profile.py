@@ -51,6 +51,17 @@ def test_profile_writes_and_caches_what_it_measured(program: Program, folder: Pa
     assert "profiling first" in program("profile", "--model-repository", "mine", "--force").err
 
 
+def test_report_of_profiles_from_a_busy_machine_says_so(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.profiling.grid.ForeignLoad.read", lambda self, now: 0.5)
+    said = program("profile", "--model-repository", "mine", "--force", "--report", "busy.html")
+    told = "other programs used 50 % of the processors while first was profiled"
+    assert f"busy machine: {told}" in said.err
+    text = (folder / "busy.html").read_text()
+    assert f"Measure again on a quiet machine: {told}." in text and "Profiles of 2 models" in text
+
+
 def test_profile_pairs_continues_an_existing_file(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
