@@ -29,6 +29,10 @@ COMMANDS = {
         "Plan shares, batch sizes and placement of models, and predict SLO attainment.",
         "cotenant.cli.plan:plan",
     ),
+    "compare": (
+        "Compare planners on the same problems: distance to a proven bound, attainment in simulation, work and churn.",
+        "cotenant.cli.compare_all:compare",
+    ),
     "simulate": (
         "Simulate a plan under random arrivals or a workload: the server's dispatcher in virtual time.",
         "cotenant.cli.simulate:simulate",

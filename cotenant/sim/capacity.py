@@ -103,7 +103,7 @@ def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:
         parts = [row.attainment for row in rows if row.attainment is not None]
         if parts:
             mean = sum(n * (row.attainment or 0.0) for n, row in zip(stayed, rows, strict=True)) / sum(stayed)
-            models[rows[0].model] = Attainment(mean, _half(parts), rows[0].required)
+            models[rows[0].model] = Attainment(mean, interval_half_width(parts), rows[0].required)
     return LoadLevel(multiple=multiple, models=models)
 
 
@@ -161,7 +161,7 @@ def _multiple(step: int, limit: int) -> float:
     return 0.0 if step <= -limit else math.inf if step >= limit else (1 + PRECISION) ** step
 
 
-def _half(values: Sequence[float]) -> float:
+def interval_half_width(values: Sequence[float]) -> float:
     """Return half the width of the confidence interval of a mean."""
     if len(values) < 2:
         return 0.0
