@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 # Processor time of the server's event loop for one request, without its worker, where it was not measured
@@ -47,3 +49,10 @@ class FrontEnd(msgspec.Struct, frozen=True, kw_only=True):
     def target(self, slo: float) -> float:
         """Return the seconds of a target that are left to batches and their queue."""
         return slo - min(self.latency, MAX_LATENCY * slo)
+
+
+def cores_of(processors: float, front_end: FrontEnd | None) -> tuple[int, ...]:
+    """Return the cores of a device that gives so many processors to models: what is kept for the front end is of them,
+    too."""
+    reserved = front_end.reserved / front_end.processors if front_end is not None and front_end.processors else 0.0
+    return tuple(range(math.ceil(processors * (1 + reserved) - 1e-9)))

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 from cotenant.core.cpu_shares import CorePins, check_lending, computing_parts, threads_of
 from cotenant.core.identity import DeviceId, LaneId
-from cotenant.core.model import Kind
-from cotenant.core.profile import Profiles
 from cotenant.core.units import WHOLE
+from cotenant.planners import Problem
+from cotenant.planners.front_end import cores_of
 from cotenant.runtime.events import Died, Event, Finished, Run
 from cotenant.runtime.lane_assignment import LaneAssignment
 from cotenant.runtime.lending import BOARD_SIZE, MAX_CREDIT, LendingBoard, look_interval
 from cotenant.sim.loop import Actor, Tell
 from cotenant.sim.metrics import CountingService
 
-_EPSILON = 1e-12  # seconds of computing that rounding may leave
+_EPSILON = 1e-8  # seconds of computing that rounding may leave; after 100 days it does 1e-9
 
 
 @dataclass(slots=True)
@@ -53,13 +53,12 @@ class _Seat:
 class _Machine:
     """One device: its cores, the lanes on them, and what they are doing."""
 
-    def __init__(self, kind: Kind, reserved: float) -> None:
+    def __init__(self, processors: float, cores: tuple[int, ...]) -> None:
         self.batches: dict[LaneId, _Batch] = {}
         self.seats: dict[LaneId, _Seat] = {}
         self.due = math.inf  # of what happens next
-        self._processors = kind.processors
-        self._cores = tuple(range(math.ceil(kind.processors * (1 + reserved) - 1e-9)))
-        self._pins = CorePins()
+        self._processors = processors
+        self._cores = cores
         self._board = LendingBoard(memoryview(bytearray(BOARD_SIZE)), fresh=True)
         self._speeds: dict[LaneId, float] = {}  # of the lanes that compute
         self._at = 0.0  # up to when computing is accounted for
@@ -67,12 +66,12 @@ class _Machine:
     def open(self, lanes: Mapping[LaneId, LaneAssignment], now: float) -> None:
         """Pin lanes anew, the largest first; those that are not among them are about to leave."""
         self._advance(now)
-        self._pins = CorePins()
+        pins = CorePins()
         for name, lane in sorted(lanes.items(), key=lambda each: -each[1].partition.share):
             share = lane.partition.share
             threads = threads_of(share, self._processors)
             each = self._processors * share / WHOLE / threads
-            cores = self._pins.pin(name, self._cores, threads, each) or self._cores
+            cores = pins.pin(name, self._cores, threads, each) or self._cores
             if name in self.seats:
                 seat = self.seats[name]
                 seat.cores, seat.threads = cores, threads
@@ -90,6 +89,7 @@ class _Machine:
         if self.batches.pop(lane, None) is not None:
             self._advance(now)
             self._board.clear(self.seats[lane].slot)
+            self.seats[lane].credit = 0.0  # the next has waited for nothing
             self._reschedule()
 
     def begin(self, batch: _Batch) -> None:
@@ -175,19 +175,15 @@ def _spread(loads: dict[int, float], seat: _Seat) -> None:
 
 
 class LentProcessors:
-    """The machines of a run whose idle shares are lent.
+    """The machines of a run whose idle shares are lent; devices without processors lend nothing. Raises ConfigError
+    where none has any."""
 
-    kinds: of devices; those without processors lend nothing. reserved: processors that are kept for the server, over
-    those that models get. Raises ConfigError where no kind has processors.
-    """
-
-    def __init__(self, kinds: Iterable[Kind], profiles: Profiles, reserved: float = 0.0) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.now = 0.0
         self.due = math.inf  # when the next thing happens on any of them
-        self._kinds = {kind.name: kind for kind in kinds if kind.processors}
-        check_lending(self._kinds.values())
-        self._profiles = profiles
-        self._reserved = reserved
+        check_lending(problem.fleet)
+        self._problem = problem
+        self._processors = {kind.name: kind.processors for kind in problem.fleet if kind.processors}
         self._machines: dict[DeviceId, _Machine] = {}
         self._by_lane: dict[LaneId, _Machine] = {}
         self._computing: dict[tuple[LaneId, str], tuple[float, ...]] = {}
@@ -196,17 +192,19 @@ class LentProcessors:
         """Add lanes, or change them from now on."""
         by_device: defaultdict[DeviceId, dict[LaneId, LaneAssignment]] = defaultdict(dict)
         for name, lane in lanes.items():
-            if lane.device.kind in self._kinds:
+            if lane.device.kind in self._processors:
                 by_device[lane.device.id][name] = lane
         for device, there in by_device.items():
-            kind = self._kinds[device.kind]
-            machine = self._machines.setdefault(device, _Machine(kind, self._reserved))
+            processors = self._processors[device.kind]
+            if device not in self._machines:
+                self._machines[device] = _Machine(processors, cores_of(processors, self._problem.front_end))
+            machine = self._machines[device]
             machine.open(there, self.now)
             self._by_lane.update(dict.fromkeys(there.keys() & machine.seats.keys(), machine))
             for name, lane in there.items():
                 for model in lane.spec.models:
-                    profile = self._profiles[model.model, kind.name]
-                    self._computing[name, model.model] = computing_parts(profile, lane.partition.share, kind.processors)
+                    profile = self._problem.profiles[model.model, device.kind]
+                    self._computing[name, model.model] = computing_parts(profile, lane.partition.share, processors)
         self._reschedule()
 
     def lends(self, lane: LaneId) -> bool:

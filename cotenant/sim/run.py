@@ -91,7 +91,7 @@ def simulate(
     watched = reported_slos(problem, plan, workload)
     ledgers = {each.name: OutcomeLedger() for each in watched}
     service = Service(seed=seed, overhead=overhead)
-    processors = LentProcessors(problem.fleet, problem.profiles, _reserved(problem)) if lend else None
+    processors = LentProcessors(problem) if lend else None
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
         _stands(plan, problem)
@@ -261,12 +261,6 @@ def _profiled(lane: LaneAssignment, problem: Problem) -> float:
     return max(
         [known.features(batch, lane.partition.share).get("start_s", 0.0) for known, batch in profiles], default=0.0
     )
-
-
-def _reserved(problem: Problem) -> float:
-    """Return the processors that are kept for the server, over those that models get."""
-    front_end = problem.front_end
-    return front_end.reserved / front_end.processors if front_end is not None and front_end.processors else 0.0
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:

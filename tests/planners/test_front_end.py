@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.planners.front_end import MAX_UTILISATION, FrontEnd
+from cotenant.planners.front_end import MAX_UTILISATION, FrontEnd, cores_of
 
 
 def test_front_end_reads_as_many_requests_as_one_processor_allows() -> None:
@@ -21,3 +21,9 @@ def test_front_end_beyond_its_reserve_slows_models_by_what_it_takes() -> None:
 
 def test_front_end_beside_gpus_slows_no_model() -> None:
     assert FrontEnd(seconds=1e-3).slowdown(690) == 1.0
+
+
+def test_cores_are_those_of_models_and_those_kept_for_the_front_end() -> None:
+    assert cores_of(1.7, None) == (0, 1) and cores_of(1.0, None) == (0,)
+    assert cores_of(3.4, FrontEnd(reserved=0.6, processors=3.4)) == (0, 1, 2, 3)
+    assert cores_of(2.0, FrontEnd(reserved=2.0, processors=2.0)) == (0, 1, 2, 3)

@@ -136,7 +136,7 @@ def test_lanes_that_always_work_keep_their_shares() -> None:
 def test_worker_that_waited_for_a_core_is_held_less_after_it() -> None:
     asked, shares = problem("abc"), plan(a=450, b=450, c=100)
     models = {model.name: model for model in asked.models}
-    processors = LentProcessors(asked.fleet, asked.profiles)
+    processors = LentProcessors(asked)
     processors.open(LaneMatcher().match(shares, lane_specs(shares, models, asked.profiles)))
 
     def begin(name: str, slot: int, now: float) -> None:
@@ -158,6 +158,13 @@ def test_worker_that_waited_for_a_core_is_held_less_after_it() -> None:
     begin("a", 0, 0.04)
     begin("c", 2, 0.041)  # and computes longer than `a`
     assert end("a") == pytest.approx(0.04 + CPU), "its time was up 2 ms later without that"
+
+
+def test_batches_end_also_after_many_days() -> None:
+    """What is left of a batch is not known to a nanosecond then."""
+    asked = Workload.poisson(dict.fromkeys("abc", 2e-4))
+    report = simulate(problem("abc"), plan(a=300, b=350, c=350), asked, seconds=4e6, lend=True)
+    assert all(row(report, name).outcomes["served"] > 500 for name in "abc")
 
 
 def test_without_lending_nothing_changes() -> None:

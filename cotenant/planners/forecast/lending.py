@@ -16,6 +16,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
+from cotenant.planners.front_end import cores_of
 
 
 class _Lane(msgspec.Struct, frozen=True):
@@ -64,9 +65,7 @@ def _slowdown(lane: _Lane, part: float, latency: float, others: list[_Lane]) -> 
 
 
 def _lanes(device: Device, kind: Kind, problem: Problem, utilisation: dict[str, float]) -> dict[LaneId, _Lane]:
-    front_end = problem.front_end
-    reserved = front_end.reserved if front_end is not None and front_end.processors else 0.0
-    cores = tuple(range(math.ceil(kind.processors + reserved - 1e-9)))
+    cores = cores_of(kind.processors, problem.front_end)
     pins, lanes = CorePins(), {}
     slots = sorted(enumerate(device.partitions), key=lambda each: -each[1].share)
     for slot, partition in slots:
