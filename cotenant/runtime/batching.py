@@ -34,8 +34,12 @@ def next_batch_size(queue: Queue, now: float) -> tuple[int, int]:
     requests wait for the next round rather than delay the first ones beyond their deadlines.
     """
     waiting = queue.waiting
-    if queue.rows <= queue.batch and not queue.unordered and waiting[0].deadline >= now + queue.expected(queue.rows):
-        return len(waiting), queue.rows
+    if not queue.unordered:  # the first is due first
+        if queue.rows <= queue.batch:
+            if waiting[0].deadline >= now + queue.expected(queue.rows):
+                return len(waiting), queue.rows
+        elif queue.rows == len(waiting) and waiting[0].deadline >= now + queue.expected(queue.batch):
+            return queue.batch, queue.batch
     count = rows = 0
     earliest = math.inf
     for request in waiting:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cotenant.core.request import Request
 from cotenant.runtime.batching import drop_requests, held_until, next_batch_size, next_queue
@@ -86,6 +88,31 @@ def test_next_batch_size_earlier_deadline_in_lower_priority_counts() -> None:
     queue = queue_of(request(1, 1.0), request(2, 1.0), request(3, 0.0125, priority=1))
     assert queue.unordered
     assert next_batch_size(queue, 0.0) == (2, 2)
+
+
+WAITING = st.tuples(
+    st.sampled_from([0.0115, 0.0145, 0.0175, 0.0185, 1.0]), st.sampled_from([1, 1, 1, 2]), st.integers(0, 1)
+)
+
+
+@given(st.lists(WAITING, min_size=1, max_size=20), st.booleans())
+def test_next_batch_size_is_the_first_requests_that_make_it_in_time_together(
+    waiting: list[tuple[float, int, int]], ones: bool
+) -> None:
+    queue = queue_of(
+        *(
+            request(number, deadline, size=1 if ones else size, priority=priority)
+            for number, (deadline, size, priority) in enumerate(waiting)
+        )
+    )
+    count = rows = 0
+    for number in range(1, len(queue.waiting) + 1):
+        first = queue.waiting[:number]
+        total = sum(each.size for each in first)
+        if total > len(LATENCIES) or (number > 1 and min(each.deadline for each in first) < LATENCIES[total - 1]):
+            break
+        count, rows = number, total
+    assert next_batch_size(queue, 0.0) == (count, rows)
 
 
 def test_held_until_no_delay_or_full_batch_is_the_past() -> None:
