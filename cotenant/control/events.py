@@ -154,7 +154,7 @@ class DeviceRestored(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReviveLane(msgspec.Struct, frozen=True, tag=True):
-    """Retry a permanently failed lane, as if it had never failed."""
+    """Retry a permanently failed lane, or a standby worker that failed as often, as if it had never failed."""
 
     lane: LaneId
 

@@ -179,6 +179,10 @@ class Supervisor:
 
     def _revive(self, lane_id: LaneId, now: float) -> list[SupervisorCommand]:
         lane = self._lanes.get(lane_id)
+        if lane is not None and lane.standby.failures >= self.options.lives:
+            lane.standby.failures = 0
+            if lane.state is LaneState.READY:
+                return self._stand_by(lane, now)
         if lane is None or lane.state is not LaneState.FAILED:
             return []
         lane.quick_deaths = lane.refusals = 0

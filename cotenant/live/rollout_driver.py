@@ -180,11 +180,13 @@ class RolloutDriver:
         return self.supervisor.state(lane) is LaneState.READY and not self._driver.stalled(lane)
 
     async def revive(self, model: str) -> None:
-        """Start the workers of a model's permanently failed lanes again. Raises WorkerError where one fails again."""
-        lanes = [lane for lane in self._state.lanes_of(model) if self.supervisor.state(lane) is LaneState.FAILED]
+        """Start the workers of a model's permanently failed lanes again, standby workers too. Raises WorkerError where
+        a lane fails again."""
+        lanes = list(self._state.lanes_of(model))
+        failed = [lane for lane in lanes if self.supervisor.state(lane) is LaneState.FAILED]
         for lane in lanes:
             self._control.feed(ReviveLane(lane))
-        for lane in lanes:
+        for lane in failed:
             while self.supervisor.state(lane) is LaneState.RESTARTING:
                 await asyncio.sleep(REVIVE_INTERVAL)
             if self.supervisor.state(lane) is LaneState.FAILED:

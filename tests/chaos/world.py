@@ -451,7 +451,7 @@ class Run:
             if lane.state is not LaneState.READY:
                 return f"{name} is {lane.state}"
             if name in self.orchestrator._kept and lane.standby != "ready":
-                return f"{name} has no standby worker"
+                return f"{name} has no standby worker, perhaps permanently"
         return ""
 
     async def _probe(self) -> None:

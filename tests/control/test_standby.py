@@ -19,6 +19,7 @@ from cotenant.control.events import (
     LanesDown,
     PromoteWorker,
     RetireWorker,
+    ReviveLane,
     SpawnWorker,
     StartLane,
     StopLane,
@@ -145,6 +146,17 @@ def test_standby_that_dies_is_started_again_ever_later_and_at_last_not_any_more(
     assert watched.tell(KeepStandbys(frozenset({LANE}))) == []  # nothing has changed
     watched.tell(KeepStandbys(frozenset()))
     assert watched.tell(KeepStandbys(frozenset({LANE}))) == [SpawnWorker(LANE, 6, False, standby=True)]
+
+
+def test_standby_that_is_not_started_any_more_is_when_its_lane_is_revived() -> None:
+    watched = standing_by(ready=False, lives=2)
+    assert watched.tell(ReviveLane(LANE)) == [], "it is there"
+    watched.exit(2)
+    assert watched.tell(ReviveLane(LANE)) == [], "it will be started"
+    watched.until(1.0)
+    watched.exit(3)
+    assert watched.until(100.0) == []
+    assert watched.tell(ReviveLane(LANE)) == [SpawnWorker(LANE, 4, False, standby=True)]
 
 
 def test_standby_that_stood_by_for_long_did_not_die_quickly() -> None:
