@@ -1,7 +1,7 @@
 """Place instances of models on a cluster of given devices: what schedulers of clusters share, who are given devices.
 
 Such a scheduler spreads over whatever devices there are. Where a problem says only how many there may be, its cluster
-is the smallest on which it places everything, of the cheapest kinds first.
+is the smallest on which it places everything, of equally many devices of each kind as far as there are as many.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ def place_on_smallest_cluster(kinds: Sequence[Kind], instances: int, schedule: S
     largest = min(instances, sum(instances if kind.count is None else kind.count for kind in ordered))
 
     def scheduled(size: int) -> tuple[list[DeviceDraft], int]:
-        cluster: list[DeviceDraft] = []
-        for kind in ordered:
-            left = size - len(cluster)
-            cluster += [DeviceDraft(kind, []) for _ in range(left if kind.count is None else min(left, kind.count))]
+        cluster = [DeviceDraft(kind, []) for kind, count in _dealt(ordered, size) for _ in range(count)]
         count = schedule(cluster)
         for device in cluster:
             device.cuts = [cut for cut in device.cuts if cut.rates]
@@ -51,6 +48,17 @@ def place_on_smallest_cluster(kinds: Sequence[Kind], instances: int, schedule: S
         else:
             short = middle
     return placed
+
+
+def _dealt(kinds: Sequence[Kind], size: int) -> list[tuple[Kind, int]]:
+    """Return how many devices of each kind a cluster of a size has: equally many, as far as there are."""
+    counts = [0] * len(kinds)
+    while size:
+        open_ = [i for i, kind in enumerate(kinds) if kind.count is None or counts[i] < kind.count]
+        for i in open_[:size]:
+            counts[i] += 1
+        size -= min(size, len(open_))
+    return list(zip(kinds, counts, strict=True))
 
 
 def instances_for_any_kind(problem: Problem, model: str, rate: float, share: Callable[[Kind], int]) -> list[Instance]:

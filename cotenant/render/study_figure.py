@@ -40,10 +40,10 @@ def save_study(planners: Sequence[StudySummary], problems: Sequence[StudySummary
         for each in planners:
             estimate = of(each)
             if estimate is not None:
-                mean, half = estimate.mean * factor, estimate.half * factor
-                low = max(least, mean - half)
+                mean, half = max(least, estimate.mean * factor), estimate.half * factor
+                low = max(mean - half, mean / 10 if logarithmic else 0.0)  # else it would go on to minus infinity
                 axes.plot([low, mean + half], [rows[each.planner]] * 2, color="black", linewidth=1.2)
-                axes.plot(max(least, mean), rows[each.planner], "o", color="black", markersize=4)
+                axes.plot(mean, rows[each.planner], "o", color="black", markersize=4)
         if logarithmic:
             axes.set_xscale("log")
         axes.set_title(heading, loc="left", fontsize=9)
