@@ -88,7 +88,8 @@ def report_capacity(
         write_report(
             output.report,
             title=f"Capacity of {describe_devices(counts(plan))}",
-            question="Which multiple of the rates does the plan sustain within all SLOs? Simulated.",
+            question="Which multiple of the rates does the plan sustain within all SLOs? Simulated"
+            + (", with idle share of processors lent." if lend else "."),
             answer=[summary],
             good=capacity.multiple >= 1,
             sections=_sections(output, plan, problem, levels, draw),

@@ -110,16 +110,15 @@ def simulate(
             console.print(adaptive_view(run))
         if report is not None:
             decisions = Section(heading="Decisions", parts=(decision_table(run),))
-            report_simulation(
-                report, asked, answer, run.report, [problem, settings, plan_file, workload_file], decisions
-            )
+            files = [problem, settings, plan_file, workload_file]
+            report_simulation(report, asked, answer, run.report, files, decisions, lend=lend)
         return
     result = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend)
     if plot is not None:
         save_timeline(result, plot, {model.name: model.slo for model in asked.models})
         print_written(plot)
     if report is not None:
-        report_simulation(report, asked, answer, result, [problem, settings, plan_file, workload_file])
+        report_simulation(report, asked, answer, result, [problem, settings, plan_file, workload_file], lend=lend)
     if json:
         show_json(result.to_json())
     else:
@@ -127,9 +126,16 @@ def simulate(
 
 
 def report_simulation(
-    path: Path, problem: Any, plan: Plan, report: Report, files: Sequence[Path | None], *more: Section
+    path: Path,
+    problem: Any,
+    plan: Plan,
+    report: Report,
+    files: Sequence[Path | None],
+    *more: Section,
+    lend: bool = False,
 ) -> None:
-    """Write the report of a simulated run. files: the problem's or settings', the plan's, the workload's."""
+    """Write the report of a simulated run. files: the problem's or settings', the plan's, the workload's. lend: idle
+    share of processors was."""
     from cotenant.cli.reports import (
         asked_section,
         input_files,
@@ -144,7 +150,8 @@ def report_simulation(
     write_report(
         path,
         title=f"Simulation of {show_count(len(report.models), 'model')} for {show_seconds(report.seconds)}",
-        question="Does the plan keep its SLOs under random arrivals? The server's dispatcher, in virtual time.",
+        question="Does the plan keep its SLOs under random arrivals? The server's dispatcher, in virtual time"
+        + (", with idle share of processors lent." if lend else "."),
         answer=answer,
         good=good,
         sections=[
