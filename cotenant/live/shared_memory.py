@@ -124,6 +124,8 @@ class SharedTensors:
         """
         region = self._memory.find(name)
         start = region.place(offset, size)
+        if size > self._memory.tensor:
+            raise InvalidError(f"a tensor of {size} bytes; at most {self._memory.tensor} are read")
         if size < LARGE:
             data = os.pread(region.fd, size, start)
             if len(data) < size:
@@ -178,7 +180,7 @@ class SharedMemory:
     ) -> None:
         self.enabled = enabled
         self._allocate = allocate
-        self._tensor = tensor
+        self.tensor = tensor
         self._budget = MemoryBudget(Limits().memory) if budget is None else budget
         self._loop = loop
         self._thread = threading.get_ident()
@@ -234,10 +236,8 @@ class SharedMemory:
         return SharedTensors(self)
 
     def reserve(self, size: int) -> Block:
-        """Return memory for a tensor, counted for as long as anything refers to it. Raises InvalidError for one that is
-        too large, UnavailableError where too much is held."""
-        if size > self._tensor:
-            raise InvalidError(f"a tensor of {size} bytes; at most {self._tensor} are read")
+        """Return memory for a tensor, counted for as long as anything refers to it. Raises UnavailableError where too
+        much is held."""
         budget = self._budget
         block = self._allocate(size) if budget.used + size <= budget.total else None
         if block is None:

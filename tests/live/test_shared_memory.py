@@ -330,6 +330,11 @@ def test_tensors_that_are_held_have_a_limit(memory: SharedMemory) -> None:
     memory.register("r", "region", 0, 1 << 16)
     with pytest.raises(InvalidError, match="do not lie in"):
         memory.tensors().read("r", 0, (1 << 16) + 1)
+    for limit, size in ((100, 101), (1 << 15, (1 << 15) + 1)):
+        memory.tensor = limit
+        with pytest.raises(InvalidError, match=f"at most {limit} are read"):
+            memory.tensors().read("r", 0, size)
+    memory.tensor = 1 << 16
     held = [memory.tensors() for _ in range(2)]
     views = [tensors.read("r", 0, 1 << 16) for tensors in held]
     held[0].copy()
