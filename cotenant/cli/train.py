@@ -13,18 +13,21 @@ from cotenant.cli.loading import write_file
 from cotenant.cli.options import Json, Seed
 from cotenant.cli.output import StepProgress, aside, console, print_written, progress_bars, show_json
 from cotenant.config import read_problem
+from cotenant.config.toml import check_exclusive
 from cotenant.errors import ConfigError, PlanError
 from cotenant.render.figure import COLOURS, check_drawable, figure_for, save_figure
 
 if TYPE_CHECKING:
     from cotenant.planners.inss.training import Episode
 
+TRAINED = ("inss", "inss-plus")
 LAST = 20  # episodes that the summary averages
 
 
 def train(
     problem: Annotated[Path, typer.Argument(metavar="PROBLEM", help="Problem file (TOML).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the policy into this JSON file.")],
+    planner: Annotated[str, typer.Option("--planner", "-p", help="Planner to train for: inss or inss-plus.")] = "inss",
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to train for.")] = 400,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Decisions in an episode, of a second each.")] = 20,
     learning_rate: Annotated[
@@ -39,6 +42,8 @@ def train(
     json: Json = False,
 ) -> None:
     """Train InSS' policy for the devices, models and rates of a problem: minutes on one core."""
+    if planner not in TRAINED:
+        raise ConfigError(f"--planner {planner}: {check_exclusive(TRAINED)} is trained")
     if low > high:
         raise ConfigError(f"--low {low:g} is above --high {high:g}; give the lowest multiple of the rates first")
     if plot is not None:
@@ -59,7 +64,7 @@ def train(
     cluster = Cluster.of(asked)
     rates = [asked.rates.get(name, 0.0) for name in cluster.models]
     options = TrainingOptions(
-        episodes=episodes, steps=steps, seed=seed, learner=SacOptions(learning_rate=learning_rate)
+        planner=planner, episodes=episodes, steps=steps, seed=seed, learner=SacOptions(learning_rate=learning_rate)
     )
     curve: list[Episode] = []
     with progress_bars("training") as bars:
@@ -92,7 +97,7 @@ def train(
             soft_wrap=True,
         )
     aside.print(
-        f'to plan with it: policy = "{output}" in the problem, and --planner inss',
+        f'to plan with it: policy = "{output}" in the problem, and --planner {planner}',
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -49,6 +49,7 @@ PLANNERS: dict[str, str] = {
     "colocate-sm": "cotenant.planners.pairs:plan_by_sm",
     "colocate-mem": "cotenant.planners.pairs:plan_by_dram",
     "inss": "cotenant.planners.inss",
+    "inss-plus": "cotenant.planners.inss.plus",
     "geometry": "cotenant.planners.geometry",
 }
 # Of these, the papers' systems that are here to be compared with: `cotenant compare --all` has them, and `cotenant plan

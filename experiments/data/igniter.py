@@ -36,9 +36,7 @@ def coefficients() -> Igniter:
     """Fit the coefficients as their program does: batch time without idle time, at base frequency, by least squares."""
     read = config()
     hardware = read["hardware"]
-    return Igniter(
-        v100.KIND, {name: _model(read[name], hardware) for name in MODELS}, _delay(hardware), _throttle(hardware)
-    )
+    return Igniter(v100.KIND, {name: _model(read[name], hardware) for name in MODELS}, _delay(), _throttle(hardware))
 
 
 def profiles() -> dict[tuple[str, str], Profile]:
@@ -76,10 +74,18 @@ def _model(of: dict[str, Any], hardware: dict[str, Any]) -> Coefficients:
     )
 
 
-def _delay(hardware: dict[str, Any]) -> Delay:
-    """Fit the scheduling delay of two to five copies, minus that of one."""
-    idle = np.array(hardware["idletime"]) * np.array(hardware["frequency"]) / hardware["maxGPUfrequency"] / 1e3
-    line = fit_linear_term([2, 3, 4, 5], (idle[1:] - idle[0]).tolist())
+def scheduling_delays() -> list[float]:
+    """Return the seconds by which the scheduling of a kernel takes longer with one to five copies of a model than with
+    one, at base frequency."""
+    hardware = config()["hardware"]
+    idle = np.array(hardware["idletime"]) * np.array(hardware["frequency"][: len(hardware["idletime"])])
+    seconds = idle / hardware["maxGPUfrequency"] / 1e3
+    return list((seconds - seconds[0]).tolist())
+
+
+def _delay() -> Delay:
+    """Fit the scheduling delay of two to five copies."""
+    line = fit_linear_term([2, 3, 4, 5], scheduling_delays()[1:])
     return Delay(line.slope, line.constant)
 
 

@@ -16,7 +16,7 @@ from tests.planners.problems import embedded, problems
 
 every = pytest.mark.parametrize("name", sorted(PLANNERS))
 # Those that search take as long for one problem as the others for a hundred.
-SEARCHES = ["geometry", "ideal", "inss"]
+SEARCHES = ["geometry", "ideal", "inss", "inss-plus"]
 direct = pytest.mark.parametrize("name", sorted(PLANNERS.keys() - SEARCHES))
 searching = pytest.mark.parametrize("name", SEARCHES)
 

@@ -170,13 +170,6 @@ class Sac:
             )
         return float(critic_loss.detach())
 
-    def imitate(self, states: Tensor, actions: Tensor, masks: Tensor) -> float:
-        """Update the actor towards given actions by one step of their likelihood; return the mean negative of it."""
-        logs = self.distribution(states, masks)[1]
-        loss = -logs.gather(-1, actions[..., None]).sum(dim=(1, 2)).mean()
-        self._apply("actor", loss)
-        return float(loss.detach())
-
     def layers(self) -> tuple[Layer, ...]:
         """Return the actor as plain arrays."""
         return tuple(

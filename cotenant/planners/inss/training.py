@@ -20,8 +20,13 @@ REWARD_SCALE = 10.0 / PENALTY  # of the reward that the learner sees, which sect
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Configure a training. steps: of an episode; update_every: environment steps for each update of the networks."""
+    """Configure a training.
 
+    planner: "inss", or "inss-plus", whose actions are masked and whose critics know no entropy. steps: of an episode;
+    update_every: environment steps for each update of the networks.
+    """
+
+    planner: str = "inss"
     episodes: int = EPISODES
     steps: int = STEPS
     batch: int = BATCH
@@ -102,25 +107,29 @@ class _Learning:
         self.losses: list[float] = []
         self.updates = 0
         self._heads = heads_of(environment.cluster)
-        self._every_choice = np.ones(sum(self._heads), dtype=bool)
-        self.learner = Sac(environment.state_size, self._heads, options.learner, options.seed)
+        self._masked = options.planner == "inss-plus"
+        learner = msgspec.structs.replace(options.learner, decoupled=self._masked)
+        self.learner = Sac(environment.state_size, self._heads, learner, options.seed)
         self._replay = Replay(options.replay, environment.state_size, len(self._heads), sum(self._heads))
 
     def step(self, state: Floats, step: int) -> tuple[Floats, NDArray[np.int64], float, Outcome]:
         """Act, keep the transition, and update the networks; return the next state, the action and what it led to."""
-        every = self._every_choice
-        action = self.learner.act(state, every, self.rng)
+        mask = self._mask()
+        action = self.learner.act(state, mask, self.rng)
         following, reward, outcome = self.environment.step(action.reshape(-1, 2))
-        self._replay.add(state, action, reward * REWARD_SCALE, following, every, every)
+        self._replay.add(state, action, reward * REWARD_SCALE, following, mask, self._mask())
         if len(self._replay) >= min(self.options.batch, self.options.replay) and step % self.options.update_every == 0:
             self.losses.append(self.learner.update(self._replay.sample(self.options.batch, self.rng)))
             self.updates += 1
         return following, action, reward, outcome
 
+    def _mask(self) -> NDArray[np.bool_]:
+        return self.environment.mask() if self._masked else np.ones(sum(self._heads), dtype=bool)
+
     def policy(self) -> Policy:
         cluster = self.environment.cluster
         return Policy(
-            planner="inss",
+            planner=self.options.planner,
             fleet=cluster.fleet_hash,
             devices=tuple(kind.name for kind in cluster.devices),
             models=cluster.models,
