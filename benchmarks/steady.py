@@ -75,9 +75,9 @@ def case(load: float) -> Case:
         rates=dict.fromkeys(GLET, 1.0),
         objective="rate",
     )
-    largest = plan_problem(asked, validate=False)
+    largest = plan_problem(asked, validate=False, clock=None)
     problem = at_rates(asked, dict.fromkeys(asked.rates, load * largest.scale))
-    return Case(problem, plan_problem(problem))
+    return Case(problem, plan_problem(problem, clock=None))
 
 
 def run(given: Case, workload: Workload, seconds: float, seed: int) -> Outcome:

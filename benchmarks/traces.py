@@ -134,9 +134,9 @@ def demo_case(load: float, folder: Path) -> Case:
         profiles=profiles,
         objective="rate",
     )
-    largest = plan_problem(asked, validate=False).scale
+    largest = plan_problem(asked, validate=False, clock=None).scale
     problem = at_rates(asked, {name: load * largest * rate for name, rate in asked.rates.items()})
-    return Case(problem, plan_problem(problem))
+    return Case(problem, plan_problem(problem, clock=None))
 
 
 def workload(trace: str, rates: dict[str, float], start: float, seconds: float, folder: Path) -> Workload:

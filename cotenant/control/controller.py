@@ -282,7 +282,13 @@ class Controller:
     def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
         assert self._plan is not None
         self._numbers += 1
-        names = sorted(self._planned.keys() | {name for name, watch in self._watches.items() if watch.estimate.rate})
+        # Models without a rate, such as one just loaded, keep a place though nobody has asked for them yet.
+        names = sorted(
+            self._planned.keys()
+            | self._plan.rates().keys()
+            | self._plan.split.keys()
+            | {name for name, watch in self._watches.items() if watch.estimate.rate}
+        )
         slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,

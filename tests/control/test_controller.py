@@ -67,6 +67,18 @@ def test_plan_that_serves_the_new_rate_is_kept() -> None:
     assert world.controller.status().models["a"].sustained > 180
 
 
+def test_model_that_was_loaded_without_a_rate_keeps_its_place_in_the_next_plan() -> None:
+    world = World()
+    (device,) = plan_of(1).devices
+    (held,) = device.partitions
+    loaded = Placement(model="b", batch=1, rate=0.0, duty=0.1, latency=0.01)
+    both = msgspec.structs.replace(held, placements=(*held.placements, loaded))
+    plan = msgspec.structs.replace(plan_of(1), devices=(msgspec.structs.replace(device, partitions=(both,)),))
+    world.tell(Adopted(plan=plan, rates={}))  # as after a load of a model whose rate nobody knows
+    solve = world.solve(200.0)
+    assert solve.rates["b"] == world.controller.options.idle_rate
+
+
 def test_only_one_plan_is_asked_for_at_a_time() -> None:
     world = World()
     solve = world.solve(300.0)
