@@ -319,7 +319,7 @@ def report_plan(path: Path, answer: PlanAnswer, *files: Path | None) -> None:
     ]
     ranked = configuration_sections(without_applications(problem, plan.split), profiles, plan)[1]
     split = [split_table(plan, problem)] if plan.split else []
-    sections = [plan_section(plan, problem), ranked, asked_section(problem, *split)]
+    sections = [plan_section(plan, problem, answer.lent), ranked, asked_section(problem, *split)]
     if answer.reasons is not None:
         reasons = (provenance_view(plan), reasons_view(answer.reasons))
         sections.insert(1, Section(heading="Why this plan", parts=reasons))

@@ -20,7 +20,7 @@ from cotenant.planners import Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
 from cotenant.planners.configurations import Configuration, rank_configurations
-from cotenant.planners.forecast import forecast
+from cotenant.planners.forecast import Forecast, forecast
 from cotenant.render.configuration_table import configuration_table
 from cotenant.render.forecast_table import forecast_table
 from cotenant.render.page import Listing, Picture, Section, drawn
@@ -39,8 +39,9 @@ def asked_section(problem: Problem, *more: RenderableType) -> Section:
     return Section(heading="What was asked", parts=(*problem_tables(problem), *more))
 
 
-def plan_section(plan: Plan, problem: Problem) -> Section:
-    """Return the section on a plan: its picture, its placements, and what it is predicted to do."""
+def plan_section(plan: Plan, problem: Problem, lent: Forecast | None = None) -> Section:
+    """Return the section on a plan: its picture, its placements, and what it is predicted to do. lent: the forecast
+    with lending."""
     models = without_applications(problem, plan.split).models
     picture = drawn(lambda path: save_plan(plan, path), "The plan: each device, cut into its partitions.")
     return Section(
@@ -48,7 +49,7 @@ def plan_section(plan: Plan, problem: Problem) -> Section:
         parts=(
             *([picture] if isinstance(picture, Picture) else [picture, plan_bars(plan)]),
             plan_table(plan, models),
-            forecast_table(forecast(plan, problem), (*problem.applications, *models)),
+            forecast_table(forecast(plan, problem), (*problem.applications, *models), lent),
         ),
     )
 

@@ -65,7 +65,8 @@ def test_simulate_with_lending_takes_what_others_leave(program: Program, folder:
     assert lent["identity"] < held["identity"] and adapting["identity"] < held["identity"]
     table = program("plan", "lending.toml", "--lend").out
     assert "lent" in table and "lent" not in program("plan", "lending.toml").out
-    answer = json.loads(program("plan", "lending.toml", "--lend", "--json").out)
+    answer = json.loads(program("plan", "lending.toml", "--lend", "--report", "lending.html", "--json").out)
+    assert "p50, lent" in (folder / "lending.html").read_text()
     assert answer["forecast_with_lending"]["models"].keys() == {"identity", "lookup"} and answer["plan"]["devices"]
     both = program("simulate", "lending.toml", "--lend", "--what-if", "rate=1.1", "--duration", "10", "--json")
     now = json.loads(both.out)[0]["report"]
