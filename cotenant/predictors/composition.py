@@ -109,7 +109,8 @@ def _weights(victim: Load, colocated: Sequence[Load]) -> Iterator[tuple[Effect, 
     yield ("victim", victim), 1.0
     counts: dict[Effect, int] = {}
     for load in colocated:
-        for effect in (("colocated", load.model), ("colocated", load)):
+        effects: tuple[Effect, Effect] = (("colocated", load.model), ("colocated", load))
+        for effect in effects:
             counts[effect] = counts.get(effect, 0) + 1
     for effect, count in counts.items():
         yield effect, count / len(colocated)
