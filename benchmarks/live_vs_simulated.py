@@ -43,8 +43,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.toml")
         path.write_text(settings(given.repository))
-        problem = load_unplanned(load_settings(path)).problem
-        result = uvloop.run(compare_loads(problem, [str(path)], given.load, given.seconds, given.seed))
+        wanted = load_settings(path)
+        problem = load_unplanned(wanted).problem
+        result = uvloop.run(
+            compare_loads(problem, [str(path)], given.load, given.seconds, given.seed, lend=wanted.lend)
+        )
     if given.json:
         print(msgspec.json.encode(result).decode())
         return
@@ -52,6 +55,8 @@ def main() -> None:
     for row in result.loads:
         difference = largest_difference(row.simulated, row.live)
         print(f"live_vs_simulated: at {row.load:g} x the planned rates {difference} (target 5 %); {given.seconds:g} s")
+        lent = ", idle share lent" if row.lent else ""
+        print(f"  from the profiles alone{lent}: {largest_difference(row.profiled, row.live)}")
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 
