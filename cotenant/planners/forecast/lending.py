@@ -21,13 +21,14 @@ from cotenant.planners.front_end import cores_of
 
 class _Lane(msgspec.Struct, frozen=True):
     """A lane that shares cores with others. computing: fraction of the time in which it computes. batch: seconds that
-    its batches compute, on average over that time. parts: by model, of its batches."""
+    its batches compute, on average over that time. models: of each the part of its batches that is computed, and the
+    seconds of one row on the share alone."""
 
     cores: tuple[int, ...]
     threads: int
     computing: float
     batch: float
-    parts: dict[str, float]
+    models: dict[str, tuple[float, float]]
 
 
 def lent_slowdowns(plan: Plan, problem: Problem, utilisation: dict[str, float]) -> dict[tuple[LaneId, str], float]:
@@ -41,8 +42,7 @@ def lent_slowdowns(plan: Plan, problem: Problem, utilisation: dict[str, float]) 
             lanes = _lanes(device, kind, problem, utilisation)
             for name, lane in lanes.items():
                 others = [other for key, other in lanes.items() if key != name and {*other.cores} & {*lane.cores}]
-                for model, part in lane.parts.items():
-                    latency = _profiled(problem, device, name, model)
+                for model, (part, latency) in lane.models.items():
                     slowdowns[name, model] = _slowdown(lane, part, latency, others)
     return slowdowns
 
@@ -73,12 +73,11 @@ def _lanes(device: Device, kind: Kind, problem: Problem, utilisation: dict[str, 
         threads = threads_of(partition.share, kind.processors)
         each = kind.processors * partition.share / WHOLE / threads
         own = pins.pin(name, cores, threads, each) or cores
-        lanes[name] = _lane(name, own, threads, partition, kind, problem, utilisation.get(str(name), 0.0))
+        lanes[name] = _lane(own, threads, partition, kind, problem, utilisation.get(str(name), 0.0))
     return lanes
 
 
 def _lane(
-    name: LaneId,
     cores: tuple[int, ...],
     threads: int,
     partition: Partition,
@@ -86,12 +85,12 @@ def _lane(
     problem: Problem,
     busy: float,
 ) -> _Lane:
-    parts, held, computed, squared = {}, 0.0, 0.0, 0.0
+    models, held, computed, squared = {}, 0.0, 0.0, 0.0
     for placement in partition.placements:
         profile = problem.profiles[placement.model, kind.name]
         part = computing_parts(profile, partition.share, kind.processors)[0]
         latency = profile.latency(1, partition.share, placement.procs)
-        parts[placement.model] = part
+        models[placement.model] = part, latency
         held += placement.rate * latency
         computed += placement.rate * latency * part
         squared += placement.rate * (latency * part) ** 2
@@ -100,11 +99,5 @@ def _lane(
         threads=threads,
         computing=min(busy * computed / held, 1.0) if held else 0.0,
         batch=squared / computed if computed else 0.0,
-        parts=parts,
+        models=models,
     )
-
-
-def _profiled(problem: Problem, device: Device, lane: LaneId, model: str) -> float:
-    partition = device.partitions[lane.slot]
-    procs = next(placement.procs for placement in partition.placements if placement.model == model)
-    return problem.profiles[model, device.kind].latency(1, partition.share, procs)
