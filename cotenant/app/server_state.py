@@ -27,6 +27,7 @@ from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
 from cotenant.live.profile_corrections import ProfileCorrection, ProfileCorrections
 from cotenant.planners.applications import overlong_paths, without_applications
+from cotenant.planners.candidates import without_proof
 from cotenant.planners.check import check
 from cotenant.planners.rates import at_rates, rescaled_plan
 from cotenant.profiling import cache
@@ -64,7 +65,7 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
     violations = check(plan, slowed)
     if violations and not overlong_paths(plan, slowed):
         # A plan that was kept for higher rates still names those that it was made for.
-        plan = rescaled_plan(plan, without_applications(slowed, plan.split))
+        plan = without_proof(rescaled_plan(plan, without_applications(slowed, plan.split)))
         violations = check(plan, slowed)
     if not violations:
         return msgspec.structs.replace(deployment, plan=plan, problem=asked, slowdowns=learnt.slowdowns)

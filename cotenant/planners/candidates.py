@@ -31,6 +31,12 @@ def with_proof(plan: Plan, *, infeasible: bool = False) -> Plan:
     return with_provenance(plan, proven=proven)
 
 
+def without_proof(plan: Plan) -> Plan:
+    """Return the plan without its bound and what that proves: kept for other rates, neither holds."""
+    plan = msgspec.structs.replace(plan, bound=None)
+    return plan if plan.provenance is None else with_provenance(plan, proven=None)
+
+
 def provenance_of(plan: Plan) -> Provenance:
     """Return a plan's provenance; where its planner records none, the plan as its only candidate."""
     if plan.provenance is not None:

@@ -20,6 +20,7 @@ from cotenant.core.units import show_rate
 from cotenant.errors import CotenantError, PlanError
 from cotenant.planners import Problem
 from cotenant.planners.applications import carried_rates, overlong_paths, slo_of, without_applications
+from cotenant.planners.candidates import without_proof
 from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
@@ -129,7 +130,7 @@ class Replanner:
         between = at_scale(problem, min(1.0, filled.scale))
         if any(between.rates[name] < (problem.rates if enough else offered)[name] for name in offered):
             return None
-        return between, rescaled_plan(filled, without_applications(between, filled.split))
+        return between, without_proof(rescaled_plan(filled, without_applications(between, filled.split)))
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
@@ -141,7 +142,7 @@ class Replanner:
         models = without_applications(problem, current.split)
         if any(rate and not current.rate(name) for name, rate in models.rates.items()):
             return None
-        rescaled = rescaled_plan(current, models)
+        rescaled = without_proof(rescaled_plan(current, models))
         if solve.step is SolveStep.KEEP and not solve.slowdowns and _serves(rescaled, models):
             return SolveStep.KEEP, rescaled
         retuned = rebatched_plan(rescaled, models)

@@ -62,6 +62,14 @@ def test_plan_in_force_that_serves_the_rates_is_kept() -> None:
     assert attains(solved.plan, at_rates(PROBLEM, solved.sustained))
 
 
+def test_plan_that_is_kept_for_other_rates_is_proven_no_more() -> None:
+    plan = current()
+    assert plan.provenance is not None and plan.provenance.proven == "optimal" and plan.bound == 1
+    kept = solve({"a": 95.0}, plan)
+    assert kept.step is SolveStep.KEEP and kept.plan is not None and kept.plan.provenance is not None
+    assert (kept.plan.provenance.proven, kept.plan.bound) == (None, None)
+
+
 def test_slower_batches_are_retuned_in_the_same_partitions() -> None:
     plan = current({"a": 20.0, "b": 4.0})
     solved = solve({"a": 20.0, "b": 4.0}, plan, slowdowns={"a": 1.2})

@@ -24,6 +24,8 @@ Array = NDArray[np.float64]
 MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
 MAX_MODELS_TO_TIGHTEN = 24  # models up to which the bound is tightened
 MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which time-shared partitions are too few to tighten the bound
+MAX_DEMAND_ROUNDS = 5  # of tightening the bound on a multiple by the demand that it leaves
+MIN_DEMAND_GAIN = 1e-3  # relative, below which they end
 PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models
 BOUND_SHARE = 0.4  # of the time limit, for a bound tighter than the relaxation's
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
@@ -70,7 +72,8 @@ class PlanningContext:
         self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
 
-        self.relaxation_modes = self.single_model_modes(self.catalog) if any(self.memory_limits) else self.singles
+        every = self.single_model_modes(self.catalog) if any(self.memory_limits) else self.singles
+        self.relaxation_modes = every if self.maximize_scale else self.catalog.with_demand(every, self.rates)
         self.current_devices = current_devices(problem, self.slots, self.names)
         self.patterns: list[CuttingPattern] = []
         self.planning_slots = self.usable_slots
@@ -80,6 +83,7 @@ class PlanningContext:
             if self.has_finite_optimum()
             else None
         )
+        self._limit_scaled_demand()
         if self.names and self.relaxation is None and not self.maximize_scale and math.inf in self.counts:
             # Where limited kinds do not suffice, consider no more of unlimited ones than would serve everything.
             unlimited = self._bounding_relaxation(self.instance(maximize_scale=False, unlimited=True))
@@ -87,7 +91,6 @@ class PlanningContext:
             self.counts = [min(count, most) for count in self.counts]
 
     def _catalog(self, names: Sequence[str], slowdowns: Array | None) -> ModeCatalog:
-
         return ModeCatalog(
             self.problem, names, self.slots, np.ones((len(self.slots), len(names))) if slowdowns is None else slowdowns
         )
@@ -107,7 +110,6 @@ class PlanningContext:
 
     @cached_property
     def least_slowdowns(self) -> Array:
-
         return least_slowdown_factors(self.problem, self.slots, self.names, self.singles)
 
     def has_finite_optimum(self) -> bool:
@@ -124,7 +126,7 @@ class PlanningContext:
 
     def solve_relaxation(self, instance: MilpInstance, modes: Sequence[Mode]) -> MilpSolution | None:
         """Solve the linear relaxation; None where it is infeasible."""
-        return solve_milp(instance, self.slots, self.patterns, modes, integer=False)[0]
+        return solve_milp(instance, self.slots, self.patterns, modes)
 
     def _build_patterns(self) -> None:
         """Enumerate the patterns of every kind; where there are too many, generate them by pricing."""
@@ -158,6 +160,17 @@ class PlanningContext:
 
     # The bound.
 
+    def _limit_scaled_demand(self) -> None:
+        """Tighten the bound on the multiple of the rates: no plan serves more of a model than that multiple."""
+        for _ in range(MAX_DEMAND_ROUNDS if self.maximize_scale else 0):
+            if self.relaxation is None:
+                break
+            before = self.relaxation.value
+            self.relaxation_modes = self.catalog.with_demand(self.relaxation_modes, before * self.rates)
+            self.relaxation = self._bounding_relaxation(self.instance(maximize_scale=True))
+            if self.relaxation is None or self.relaxation.value > before * (1 - MIN_DEMAND_GAIN):
+                break
+
     def bound(self) -> float | None:
         """Return a proven bound on the objective; with too few devices, on how many are needed; None if unbounded."""
         if self.has_unservable and self.problem.objective == "rate":
@@ -170,7 +183,7 @@ class PlanningContext:
             relaxation = self._bounding_relaxation(instance)
             if relaxation is None:
                 return None
-        bound_value = relaxation.value
+        bound_value = self._with_whole_devices(instance, relaxation.value)
         if (
             self.problem.bounded
             and sum(relaxation.patterns) <= MAX_DEVICES_TO_TIGHTEN
@@ -245,6 +258,13 @@ class PlanningContext:
             if not new_patterns:
                 return relaxation
             self.patterns += new_patterns
+
+    def _with_whole_devices(self, instance: MilpInstance, value: float) -> float:
+        """Return the bound of the relaxation with whole devices of each kind, where all of their patterns are known."""
+        if instance.maximize_scale or self.priced_kinds:
+            return value
+        whole = solve_milp(instance, self.slots, self.patterns, self.relaxation_modes, whole_devices=True)
+        return value if whole is None else max(value, whole.bound)
 
     def _priced_pattern(self, k: int, instance: MilpInstance, relaxation: MilpSolution) -> CuttingPattern | None:
         """Return the most valuable pattern of a kind if its reduced cost is negative and it is new, else None."""

@@ -7,7 +7,8 @@ Two facts keep their number small.
 
 - As long as demand is unlimited, a mode of several models is a convex combination of single-model modes: model i has
   L_i(b_i) / D of the time, and may use the same batch alone, since 2 · L_i(b_i) ≤ D + L_i(b_i) ≤ SLO_i. So single-model
-  modes give the linear relaxation, whatever partitions really hold.
+  modes give the linear relaxation, whatever partitions really hold. Where demand is limited, the same holds for lower
+  rates (`ModeCatalog.with_demand`).
 - In the same way a mode of k > 2 models is a convex combination of the modes of its pairs, with weights
   (L_i + L_j) / (k - 1) / D. So modes of pairs show the cost of time-sharing, and those of larger sets never do better.
 """
@@ -96,6 +97,23 @@ class ModeCatalog:
                 [_single(s, i, fastest), *(_single(s, i, options.choice(s, i, n)) for n in alone)]
             )
         return modes
+
+    def with_demand(self, modes: Iterable[Mode], demand: Array) -> list[Mode]:
+        """Return single-model modes with at most the rates that are useful where no more than the demand counts.
+
+        A mode of several models stays a convex combination of these. A batch of b rows that takes L has the fraction
+        L / D of a round, in which it serves at most min(b / D, demand), and D ≤ SLO - L: for each second of the
+        partition at most min(b, demand · (SLO - L)) / L. A model of low demand never fills the batches that would make
+        it efficient. demand: requests/s of each model.
+        """
+        latency, latest = self.options.latency, (self.slo * (1 + ROUNDING_TOLERANCE))[:, None]
+        alone = 2 * latency <= latest
+        rows = np.minimum(self.options.rows_below, demand[:, None] * (latest - np.where(alone, latency, 0.0)))
+        useful = np.where(alone, rows / latency, 0.0).max(axis=2) * (1 + ROUNDING_TOLERANCE)
+        return [
+            msgspec.structs.replace(mode, rates=(min(mode.rates[0], float(useful[mode.slot, mode.models[0]])),))
+            for mode in modes
+        ]
 
     def pair_frontiers(self, slots: Iterable[int], budget: WorkBudget | None = None) -> list[Mode]:
         """Return the Pareto-optimal modes of every two models on some slots, up to a factor of `MIN_RATE_RATIO`.

@@ -1,9 +1,13 @@
-"""Solve the integer program: how many devices get each cutting pattern, and how many partitions run each mode."""
+"""Solve the relaxation that bounds every plan: how many devices get each pattern, how many partitions run each mode.
+
+With whole devices of each kind it bounds more: a fleet never costs less than the cheapest whole number of devices that
+serves the rates where patterns and modes may be divided. There are as many integers as kinds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import highspy
 import msgspec
@@ -14,6 +18,8 @@ from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
 
 Array = NDArray[np.float64]
+
+MAX_NODES = 1000  # for whole devices
 
 
 class MilpInstance(msgspec.Struct, frozen=True):
@@ -35,7 +41,7 @@ class MilpSolution(msgspec.Struct, frozen=True):
     """Hold a solution of the program. value: of the objective. bound: proven on it. modes, patterns: how many of each.
 
     Dual values, in units of the objective: of one request/s of each model, of one partition on each slot, of one more
-    device of each kind, and of one device's memory; zeros for integer solutions.
+    device of each kind, and of one device's memory; zeros with whole devices.
     """
 
     value: float
@@ -54,28 +60,20 @@ def solve_milp(
     patterns: Sequence[CuttingPattern],
     modes: Sequence[Mode],
     *,
-    integer: bool = True,
-    demand: Array | None = None,
-    preferred: Sequence[int] = (),
-    max_preferred: int = 1,
-    lower_bounds: Mapping[Mode | CuttingPattern, float] | None = None,
-    gap: float = 1e-3,
-    nodes: int = 1000,
-    seconds: float = math.inf,
-) -> tuple[MilpSolution | None, float]:
-    """Return the best mix of modes (None where the rates are infeasible or none was found) and the seconds used.
+    whole_devices: bool = False,
+) -> MilpSolution | None:
+    """Return the best mix of modes; None where the rates are infeasible, or nothing was found.
 
-    integer: require whole numbers of partitions and devices. demand: requests/s of each model, beyond which a mode's
-    rate does not count. preferred: indices of modes that win ties; max_preferred: partitions that may be preferred.
-    lower_bounds: least numbers of modes and patterns. gap, nodes, seconds: relative gap, nodes and time at which the
-    search stops.
+    whole_devices: require a whole number of devices of each kind.
     """
     models, kinds = len(instance.rates), len(instance.counts)
-    # Columns: the scale, patterns, modes. Rows: devices and memory of each kind, slots, models.
-    at_cutting, at_mode = 1, 1 + len(patterns)
+    # Columns: the scale, whole devices of each kind, patterns, modes. Rows: devices and memory of each kind, slots,
+    # models.
+    at_cutting = 1 + kinds * whole_devices
+    at_mode = at_cutting + len(patterns)
     at_memory, at_slot, at_model = kinds, 2 * kinds, 2 * kinds + len(slots)
     columns, rows = at_mode + len(modes), at_model + models
-    entries: list[tuple[int, int, float]] = []
+    entries = [(k, 1 + k, -1.0) for k in range(kinds * whole_devices)]
     for n, pattern in enumerate(patterns):
         entries.append((pattern.kind, at_cutting + n, 1.0))
         if instance.memory_limits[pattern.kind] is not None:
@@ -87,55 +85,55 @@ def solve_milp(
         if memory_limit is not None:
             entries.append((at_memory + kind, at_mode + n, mode.memory / memory_limit))
         for i, rate in zip(mode.models, mode.rates, strict=True):
-            counted = rate if demand is None else min(rate, float(demand[i]))
-            entries.append((at_model + i, at_mode + n, counted))
+            entries.append((at_model + i, at_mode + n, rate))
         entries.append((at_slot + mode.slot, at_mode + n, 1.0))
     entries += [(at_model + i, 0, -float(rate)) for i, rate in enumerate(instance.rates)]
     cost = np.zeros(columns)
     if instance.maximize_scale:
         cost[0] = 1.0
+    elif whole_devices:
+        cost[1:at_cutting] = instance.prices
     else:
         cost[at_cutting:at_mode] = [instance.prices[pattern.kind] for pattern in patterns]
-    # All preferences together weigh less than half a device.
-    bonus = 1e-5 if instance.maximize_scale else -0.5 * min(instance.prices) / (len(preferred) + max_preferred)
-    for n in preferred:
-        cost[at_mode + n] += bonus
     low, high = np.full(rows, -math.inf), np.zeros(rows)
-    high[:kinds] = instance.counts
     low[at_model:], high[at_model:] = 0.0, math.inf
     lower, upper = np.zeros(columns), np.full(columns, math.inf)
     if not instance.maximize_scale:
         lower[0] = upper[0] = 1.0
-    if lower_bounds:
-        lower[at_cutting:at_mode] = [lower_bounds.get(pattern, 0.0) for pattern in patterns]
-        lower[at_mode:] = [lower_bounds.get(mode, 0.0) for mode in modes]
     is_integer = np.zeros(columns, dtype=bool)
-    if integer:
-        is_integer[at_cutting:] = True
+    if whole_devices:
+        upper[1:at_cutting] = instance.counts
+        is_integer[1:at_cutting] = True
+    else:
+        high[:kinds] = instance.counts
     highs = _program(
-        entries, cost, (low, high), (lower, upper), is_integer if integer else None, maximise=instance.maximize_scale
+        entries,
+        cost,
+        (low, high),
+        (lower, upper),
+        is_integer if whole_devices else None,
+        maximise=instance.maximize_scale,
     )
-    highs.setOptionValue("mip_rel_gap", gap)
-    highs.setOptionValue("mip_max_nodes", nodes)
-    highs.setOptionValue("time_limit", seconds)
+    highs.setOptionValue("mip_rel_gap", 0.0)
+    highs.setOptionValue("mip_max_nodes", MAX_NODES)
     highs.run()
-    seconds_used = highs.getRunTime()
     info = highs.getInfo()
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, seconds_used
+        return None
     solution = highs.getSolution()
     column_values, duals = np.array(solution.col_value), np.array(solution.row_dual)
-    answer = MilpSolution(
+    if not len(duals):  # with whole devices there are none
+        duals = np.zeros(rows)
+    return MilpSolution(
         value=info.objective_function_value,
-        bound=info.mip_dual_bound if integer else info.objective_function_value,
-        modes=np.rint(column_values[at_mode:]) if integer else column_values[at_mode:],
-        patterns=np.rint(column_values[at_cutting:at_mode]) if integer else column_values[at_cutting:at_mode],
-        demand_duals=np.abs(duals[at_model:]) if len(duals) else np.zeros(models),
-        slot_duals=np.abs(duals[at_slot:at_model]) if len(duals) else np.zeros(len(slots)),
-        device_duals=np.abs(duals[:kinds]) if len(duals) else np.zeros(kinds),
-        memory_duals=np.abs(duals[at_memory:at_slot]) if len(duals) else np.zeros(kinds),
+        bound=info.mip_dual_bound if whole_devices else info.objective_function_value,
+        modes=column_values[at_mode:],
+        patterns=column_values[at_cutting:at_mode],
+        demand_duals=np.abs(duals[at_model:]),
+        slot_duals=np.abs(duals[at_slot:at_model]),
+        device_duals=np.abs(duals[:kinds]),
+        memory_duals=np.abs(duals[at_memory:at_slot]),
     )
-    return answer, seconds_used
 
 
 def _program(

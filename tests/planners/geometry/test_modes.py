@@ -155,6 +155,43 @@ def test_knapsack_modes_of_small_models_share_one_partition() -> None:
     assert any(mode.models == (0, 1, 2, 3) and min(mode.rates) >= 10 for mode in modes)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 30), st.floats(0.5, 500.0))
+def test_modes_of_any_demand_are_convex_combinations_of_those_limited_to_it(seed: int, demand: float) -> None:
+    problem = random_problem(seed)
+    catalog = make_catalog(problem)
+    singles = catalog.single_model_modes(low_memory=False)
+    rates = demand * np.array([1.0, 0.3, 3.0])
+    limited = catalog.with_demand(singles, rates)
+    most = {(mode.slot, mode.models[0]): mode.rates[0] for mode in limited}
+    assert all(own.rates[0] <= mode.rates[0] for own, mode in zip(limited, singles, strict=True))
+    for s, slot in enumerate(catalog.slots):
+        for models in ((0,), (0, 1), (0, 1, 2)):
+            for mode in feasible_modes(problem, slot, models):
+                useful = zip(mode.models, mode.rates, strict=True)
+                assert sum(min(rate, rates[i]) / most[s, i] for i, rate in useful) <= 1 + 1e-9
+
+
+def test_mode_of_a_model_of_low_demand_fills_no_large_batch() -> None:
+    """A batch of b takes 4 + b ms on the whole device, and the target is 100 ms.
+
+    At 20 requests/s 1.88 rows are gathered in the 94 ms that are left beside a batch of two.
+    """
+    problem = Problem(
+        models=(Model(name="a", slo=0.1),),
+        rates={"a": 20.0},
+        fleet=(Kind(name="k", cuts=(1000,)),),
+        profiles={("a", "k"): linear("a", "k", 0.004, 0.001, cuts=(1000,), batches=(1, 46))},
+    )
+    catalog = make_catalog(problem)
+    (single,) = catalog.single_model_modes(low_memory=False)
+    assert single.rates[0] == pytest.approx(46 / 0.050)
+    assert catalog.with_demand([single], np.array([1e9]))[0].rates == pytest.approx(single.rates)
+    # min(2, 20 * (100 - 6) ms) / 6 ms
+    assert catalog.with_demand([single], np.array([20.0]))[0].rates[0] == pytest.approx(1.88 / 0.006)
+    assert catalog.with_demand([single], np.array([1.0]))[0].rates[0] == pytest.approx(0.095 / 0.005)
+
+
 def test_mode_catalog_with_slowdowns_multiplies_latencies() -> None:
     problem = random_problem(1)
     plain = make_catalog(problem)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -34,24 +33,44 @@ def solved(
     instance: MilpInstance,
     modes: Sequence[Mode],
     patterns: Sequence[CuttingPattern] = (UNCUT, HALVES),
-    **options: object,
+    *,
+    whole_devices: bool = False,
 ) -> MilpSolution:
-    answer, _ = solve_milp(instance, [WHOLE, HALF], patterns, modes, **options)  # type: ignore[arg-type]
+    answer = solve_milp(instance, [WHOLE, HALF], patterns, modes, whole_devices=whole_devices)
     assert answer is not None
     return answer
 
 
-def test_solve_milp_relaxed_or_integer_returns_fractional_or_whole_devices() -> None:
+def test_solve_milp_returns_parts_of_devices_or_whole_ones() -> None:
     """A device sustains 10 requests/s; the demand is 25."""
     alone = [mode(0, {0: 10.0})]
-    parts = solved(milp_instance(25.0), alone, integer=False)
+    parts = solved(milp_instance(25.0), alone)
     assert (parts.value, parts.bound) == pytest.approx((2.5, 2.5))
     assert parts.modes == pytest.approx([2.5]) and parts.patterns == pytest.approx([2.5, 0])
     assert parts.demand_duals == pytest.approx([0.1])  # a request/s is worth a tenth of a device
     assert parts.slot_duals[0] == pytest.approx(1.0)
-    whole = solved(milp_instance(25.0), alone)
-    assert (whole.value, whole.modes.tolist(), whole.patterns.tolist()) == (3, [3], [3, 0])
-    assert 2.5 <= whole.bound <= 3
+    whole = solved(milp_instance(25.0), alone, whole_devices=True)
+    assert whole.bound == pytest.approx(3)
+
+
+def test_solve_milp_with_whole_devices_of_two_kinds_takes_the_cheapest_fleet() -> None:
+    """A device of one kind sustains 10 requests/s for 1, of the other 4 for 0.41; the demand is 25."""
+    slots = [PartitionSize(0, 1000, 1), PartitionSize(1, 1000, 1)]
+    patterns = [CuttingPattern(0, ((0, 1),)), CuttingPattern(1, ((1, 1),))]
+    modes = [mode(0, {0: 10.0}), mode(1, {0: 4.0})]
+    instance = MilpInstance(
+        rates=np.array([25.0]),
+        counts=[math.inf] * 2,
+        prices=[1.0, 0.41],
+        memory_limits=[None] * 2,
+        maximize_scale=False,
+    )
+    parts = solve_milp(instance, slots, patterns, modes)
+    whole = solve_milp(instance, slots, patterns, modes, whole_devices=True)
+    assert parts is not None and whole is not None
+    assert parts.bound == pytest.approx(2.5)
+    # Two and two: 28 requests/s for 2.82; three of the first 3, one and four 2.64, none and seven 2.87.
+    assert whole.bound == pytest.approx(2.64)
 
 
 def test_solve_milp_maximizing_scale_returns_largest_multiple() -> None:
@@ -68,10 +87,9 @@ def test_solve_milp_with_two_patterns_cuts_devices_for_their_modes() -> None:
 
 
 def test_solve_milp_with_too_few_devices_returns_none() -> None:
-    assert (
-        solve_milp(milp_instance(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], integer=False)[0] is None
-    )
-    assert solve_milp(milp_instance(25.0, count=2), [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})])[0] is None
+    for whole in (False, True):
+        instance = milp_instance(25.0, count=2)
+        assert solve_milp(instance, [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], whole_devices=whole) is None
 
 
 def test_solve_milp_of_two_kinds_exhausts_the_cheaper_first() -> None:
@@ -82,61 +100,31 @@ def test_solve_milp_of_two_kinds_exhausts_the_cheaper_first() -> None:
     instance = MilpInstance(
         rates=np.array([30.0]), counts=[5, 2], prices=[3.0, 1.0], memory_limits=[None, None], maximize_scale=False
     )
-    answer, _ = solve_milp(instance, slots, patterns, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
+    answer = solve_milp(instance, slots, patterns, [mode(0, {0: 10.0}), mode(1, {0: 10.0})])
     assert answer is not None
     assert (answer.value, answer.patterns.tolist()) == (5, [1, 2])
 
 
 def test_solve_milp_with_memory_limit_separates_modes() -> None:
-    """Two halves of 60 bytes each: a device with 100 holds one of them."""
+    """Two halves of 60 bytes each: on average a device with 100 bytes holds 5/3 of them, with 60 one."""
     halves = [mode(1, {0: 5.0}, memory=60)]
-    assert solved(milp_instance(20.0), halves).value == 2
-    assert (
-        solved(milp_instance(20.0, memory_limit=100), halves).patterns.sum() == 3
-    )  # on average 100 a device, which bounds more
-    assert solved(milp_instance(20.0, memory_limit=60), halves).value == 4
-
-
-def test_solve_milp_with_demand_ignores_excess_rate() -> None:
-    both = [mode(0, {0: 10.0, 1: 2.0}), mode(0, {1: 4.0})]
-    assert solved(milp_instance(20.0, 4.0), both).value == 2
-    # Only 5 of a partition's 10 requests/s count.
-    assert solved(milp_instance(20.0, 4.0), both, demand=np.array([5.0, 4.0])).value == 4
-
-
-def test_solve_milp_with_preferred_modes_breaks_only_ties() -> None:
-    same = [mode(0, {0: 10.0}), mode(0, {0: 10.0}, memory=1), mode(0, {0: 20.0})]
-    for n in (0, 1):
-        answer = solved(milp_instance(10.0), same[:2], preferred=[n])
-        assert answer.modes[n] == 1 and answer.patterns.sum() == 1
-    assert solved(milp_instance(20.0), same, preferred=[0]).patterns.sum() == 1
-
-
-def test_solve_milp_with_lower_bounds_keeps_unneeded_modes() -> None:
-    one = mode(0, {0: 10.0})
-    answer = solved(milp_instance(10.0), [one], lower_bounds={one: 2.0, UNCUT: 3.0})
-    assert (answer.modes.tolist(), answer.patterns.tolist()) == ([2], [3, 0])
+    assert solved(milp_instance(20.0), halves).value == pytest.approx(2)
+    assert solved(milp_instance(20.0, memory_limit=100), halves).value == pytest.approx(2.4)
+    assert solved(milp_instance(20.0, memory_limit=100), halves, whole_devices=True).bound == pytest.approx(3)
+    assert solved(milp_instance(20.0, memory_limit=60), halves).value == pytest.approx(4)
 
 
 @pytest.mark.parametrize("scale", [False, True])
-def test_solve_milp_of_random_instances_respects_bound_and_relaxation(scale: bool) -> None:
+def test_solve_milp_of_random_instances_bounds_more_with_whole_devices(scale: bool) -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
         modes = [mode(int(s), {int(i): float(rng.uniform(1, 9))}) for s in (0, 1) for i in (0, 1, 2)]
         instance = milp_instance(*rng.uniform(1, 60, 3).tolist(), scale=scale, count=30)
-        whole, parts = solved(instance, modes), solved(instance, modes, integer=False)
-        sign = -1 if scale else 1
-        assert sign * parts.value <= sign * whole.bound + 1e-6 <= sign * whole.value + 2e-6
+        parts, whole = solved(instance, modes), solved(instance, modes, whole_devices=True)
+        assert whole.bound == pytest.approx(parts.value if scale else math.ceil(parts.value - 1e-9))
         served = np.zeros(3)
-        for each, n in zip(modes, whole.modes, strict=True):
+        for each, n in zip(modes, parts.modes, strict=True):
             served[each.models[0]] += each.rates[0] * n
-        assert (served >= instance.rates * (whole.value if scale else 1.0) * (1 - 1e-6)).all()
-        assert whole.modes[[0, 1, 2]].sum() <= whole.patterns[0]
-        assert whole.modes[[3, 4, 5]].sum() <= 2 * whole.patterns[1]
-
-
-def test_solve_milp_without_time_returns_none_or_feasible_solution() -> None:
-    instance = msgspec.structs.replace(milp_instance(25.0), counts=[3])
-    answer, took = solve_milp(instance, [WHOLE, HALF], [UNCUT], [mode(0, {0: 10.0})], seconds=0.0)
-    assert answer is None or answer.value == 3
-    assert took < 1
+        assert (served >= instance.rates * (parts.value if scale else 1.0) * (1 - 1e-6)).all()
+        assert parts.modes[[0, 1, 2]].sum() <= parts.patterns[0] + 1e-9
+        assert parts.modes[[3, 4, 5]].sum() <= 2 * parts.patterns[1] + 1e-9
