@@ -114,13 +114,21 @@ def summarise(scores: Sequence[Score], name: str, *, as_json: bool) -> None:
     above = sum(gap > GOAL_WORST for gap in gaps)
     dearer = sum(score.one_model_each is not None and score.value > score.one_model_each * 1.000001 for score in own)
     seconds = [score.seconds for score in own]
+    proven = sum(score.proven == "optimal" for score in own)
+    memory, faults = max(score.mib for score in own), sum(score.faults for score in own)
+    text = [
+        f"mean {np.mean(gaps):.2%}, median {np.median(gaps):.2%}, worst {max(gaps):.2%}",
+        f"{above} above {GOAL_WORST:.0%}",
+        f"{len(short)} leave rates unserved",
+        f"{proven} proven optimal",
+        f"{dearer} dearer than one model each",
+        f"{faults} faults",
+        f"{np.mean(seconds):.2f} s on average, {max(seconds):.2f} s at worst",
+        f"{memory:.0f} MiB",
+    ]
     show(
         f"planner gap, {len(own)} {name} problems",
-        f"mean {np.mean(gaps):.2%}, median {np.median(gaps):.2%}, worst {max(gaps):.2%},"
-        f" {above} above {GOAL_WORST:.0%}; {len(short)} leave rates unserved; {sum(score.proven == 'optimal' for score in own)} proven optimal;"
-        f" {dearer} dearer than one model each; {sum(score.faults for score in own)} faults;"
-        f" {np.mean(seconds):.2f} s on average, {max(seconds):.2f} s at worst;"
-        f" {max(score.mib for score in own):.0f} MiB",
+        "; ".join(text),
         mean=float(np.mean(gaps)),
         worst=max(gaps),
         above=above,

@@ -4,6 +4,17 @@ Nexus (SOSP 2019), Algorithm 1, the gpulet paper's temporal baseline (section 2.
 to itself as it can saturate. The rest of each rate becomes a residue with a duty cycle d, the time in which its batch b
 gathers at its rate r. Residues are merged in order of decreasing occupancy, each into the node of highest resulting
 occupancy: two share a device if, in the shorter of their duty cycles, both can run what gathers meanwhile.
+
+Where the papers differ, or say nothing:
+
+- Nexus saturates with the largest batch that takes half of the target; here it is the one of highest throughput among
+  those, which is the same unless larger batches are slower for each row;
+- gpulet's text merges pairs of residues until none can be; Nexus' Algorithm 1 takes each residue once, as here;
+- a residue whose second request would come too late has the duty cycle that its target leaves; Nexus has none for it;
+- both have as many devices as they need: where there are too few, those go to the fullest nodes; several kinds are
+  used up from the cheapest;
+- gpulet's published program shares in time only as a last resort, with batches up to 31: see
+  `experiments/gpulet/published`.
 """
 
 from __future__ import annotations

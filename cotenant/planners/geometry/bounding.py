@@ -29,7 +29,7 @@ from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_mode
 
 Array = NDArray[np.float64]
 
-MAX_ROUNDS = 40  # rounds of pricing and cutting
+MAX_ROUNDS = 100  # rounds of pricing and cutting
 MAX_TRIALS = 8  # multiples of the rates, or fleets, that are tried
 REL_GAP = 3e-4  # distance from the provable bound at which the search stops
 REL_ROUNDING = 1e-6  # margin of a multiple for sums of floats
@@ -39,9 +39,9 @@ MAX_CUT_MULTIPLIER = 40.0
 MIN_CUT_VIOLATION = 1e-3  # relative to the cut's right-hand side
 NEAR_ZERO = 1e-9  # prices and quantities that count as zero
 MAX_COLUMNS_PER_ROUND = 60
-SECONDS_PER_SOLVE = 5e-4  # of work, for one solution of the master program
+SECONDS_PER_SOLVE = 6e-4  # of work, for one solution of the master program
 SECONDS_PER_PRICING = 3e-4  # of work, for the pricing of one slot
-SECONDS_PER_PRICED_OPTION = 1.5e-5  # and for each option of a model on it
+SECONDS_PER_PRICED_OPTION = 5e-6  # and for each option of a model on it
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
