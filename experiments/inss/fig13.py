@@ -14,6 +14,7 @@ from statistics import fmean
 
 import msgspec
 
+from cotenant.core.units import show_count
 from cotenant.render.figure import COLOURS, figure_for, save_figure
 from experiments.inss.evaluation import interquartile_mean, interval
 from experiments.inss.trained import LEARNING_RATE, Trained, Training, trained
@@ -97,7 +98,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     for colour, name in zip(COLOURS, dict.fromkeys(row.learner for row in rows), strict=False):
         own = [row for row in rows if row.learner == name]
         episodes = [row.episode for row in own]
-        panels[0].plot(episodes, [row.reward for row in own], color=colour, label=f"{name}, {own[0].seeds} seeds")
+        panels[0].plot(
+            episodes, [row.reward for row in own], color=colour, label=f"{name}, {show_count(own[0].seeds, 'seed')}"
+        )
         panels[0].fill_between(
             episodes, [row.reward_low for row in own], [row.reward_high for row in own], color=colour, alpha=0.2
         )

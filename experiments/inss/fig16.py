@@ -62,6 +62,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     above.set_ylabel("sustained, requests/s", fontsize=8)
     below.set_ylabel(f"{MODEL}'s batch: decided (dashed), mean run", fontsize=8)
     below.set_xlabel("moment", fontsize=8)
+    below.set_xticks(sorted({row.moment for row in rows}))
     above.legend(fontsize=7, frameon=False)
     for axes in (above, below):
         axes.set_ylim(bottom=0)
