@@ -19,7 +19,7 @@ Profiles that batches do not keep to on a quiet machine are corrected (`ProfileM
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ from cotenant.control.adaptation import (
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import ControllerStatus, Decision, ModelState
 from cotenant.control.cooldown import Cooldown
+from cotenant.control.held_devices import HeldDevices
 from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.revision import RolloutOutcome
@@ -54,7 +55,6 @@ from cotenant.core.units import show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
-RELEASED_WITHIN = 0.9  # seconds in which a provider takes a device back, if it does
 MAX_INTERVAL = 30.0  # seconds between two observations, beyond which counts say nothing about rates
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
 
@@ -89,10 +89,6 @@ class Controller:
     ) -> None:
         self.options = options or ControllerOptions()
         self._targets = dict(targets)
-        self._devices = dict.fromkeys(devices)
-        self._releasing: dict[DeviceId, float] = {}  # since when those have been given back that are not gone yet
-        self._launching: Counter[str] = Counter()
-        self._wanted_devices: dict[str, int] | None = None  # by kind, as the last solution has it
         self._plan: Plan | None = None
         self._planned: dict[str, float] = {}  # requests/s that the plan in force was made for, or found to serve
         self._sustained: dict[str, float] = {}
@@ -104,6 +100,9 @@ class Controller:
         self._interrupted = False  # a worker was away when something was last observed
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._lead = LeadTime(self.options.lead, self.options.launch)
+        self._held = HeldDevices(
+            devices, self._lead, retry=self.options.retry, longest_retry=self.options.longest_retry
+        )
         self._asked_at = 0.0  # when the plan was asked for that is under way
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
@@ -133,11 +132,14 @@ class Controller:
             case DevicesGone(devices, reason):
                 self._gone(devices, reason)
             case AcquisitionFailed(kind, count, reason):
-                self._lead.failed(kind, count)
-                self._launching[kind] = max(0, self._launching[kind] - count)
-                self._fail(now, f"{count} x {kind} cannot be had", reason)
+                if self._held.refused(kind, count, now):
+                    self._fail(now, f"{count} x {kind} cannot be had", reason)
+                else:  # plans do not wait for what has been refused before
+                    self._note(now, f"{count} x {kind} still cannot be had", reason)
         if self._solving is None and self._rolling is None and self._plan is not None:
             self._decide(now, commands)
+        if self._held.ask_again(now):
+            self._acquire(now, commands)
         return commands
 
     # Watching
@@ -189,7 +191,7 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
-        self._wanted_devices = None
+        self._held.wanted = None
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
             # What was expected is believed for a cool-down.
@@ -199,20 +201,12 @@ class Controller:
         self._forget_latencies()
 
     def _found(self, devices: tuple[DeviceId, ...], now: float) -> None:
-        fresh = [device for device in dict.fromkeys(devices) if device not in self._devices]
-        for device in fresh:
-            self._devices[device] = None
-            self._launching[device.kind] = max(0, self._launching[device.kind] - 1)
-            self._lead.found(device.kind, now)
-        if fresh:
+        if fresh := self._held.found(devices, now):
             self._urgent = f"{', '.join(fresh)} can be used"
 
     def _gone(self, devices: tuple[DeviceId, ...], reason: str) -> None:
         used = {device.id for device in self._plan.devices} if self._plan is not None else set()
-        gone = [device for device in dict.fromkeys(devices) if device in self._devices]
-        for device in gone:
-            del self._devices[device]
-            self._releasing.pop(device, None)
+        gone = self._held.gone(devices)
         if used & set(gone):
             self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
 
@@ -296,8 +290,8 @@ class Controller:
             offered={name: self._watch(name).estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
-            devices=tuple(sorted(self._kept(now))),
-            launching={kind: count for kind, count in sorted(self._launching.items()) if count},
+            devices=tuple(sorted(self._held.kept(now))),
+            launching=self._held.launches(),
             step=need.step,
             bursts=any(watch.bursts.needed for watch in self._watches.values()),
             cause=need.cause,
@@ -329,7 +323,7 @@ class Controller:
         if solved.plan is None:
             self._postpone(asked)
             self._short = solved.short
-            self._wanted_devices = solved.devices or self._wanted_devices
+            self._held.wanted = solved.devices or self._held.wanted
             self._acquire(now, commands)
             self._fail(now, "no plan", solved.error, again=solved.outdated)
             return
@@ -339,7 +333,7 @@ class Controller:
             return  # they are a reason of their own, where the plan in force does not serve them
         self._failures = 0
         self._short = solved.short
-        self._wanted_devices = solved.devices or None
+        self._held.wanted = solved.devices or None
         self._acquire(now, commands)
         if solved.step is SolveStep.KEEP or not self._is_worth_it(solved.plan, asked.cause):
             self._in_force(asked, solved, now)
@@ -423,37 +417,17 @@ class Controller:
 
     # Devices
 
-    def _kept(self, now: float) -> set[DeviceId]:
-        """Return the devices that can be planned for: not those just given back, which may yet stay where they are."""
-        return {device for device in self._devices if now - self._releasing.get(device, -math.inf) >= RELEASED_WITHIN}
-
     def _acquire(self, now: float, commands: list[ControllerCommand]) -> None:
-        there = Counter(device.kind for device in self._kept(now))
-        for kind, count in sorted((self._wanted_devices or {}).items()):
-            missing = count - there[kind] - self._launching[kind]
-            if missing > 0:
-                self._launching[kind] += missing
-                self._note(now, f"acquire {missing} x {kind}", "the rates need them")
-                self._cooldown.wanted(now)
-                self._lead.acquired(kind, missing, now)
-                commands.append(Acquire(kind, missing))
+        for kind, count in self._held.acquire(now).items():
+            self._note(now, f"acquire {count} x {kind}", "the rates need them")
+            self._cooldown.wanted(now)
+            commands.append(Acquire(kind, count))
 
     def _release(self, now: float, commands: list[ControllerCommand]) -> None:
-        """Give back what neither the plan in force uses nor the last solution wants."""
-        if self._wanted_devices is None or self._plan is None:
-            return
-        used = {device.id for device in self._plan.devices}
-        kept = self._kept(now)
-        there = Counter(device.kind for device in kept)
-        surplus = []
-        for device in sorted(kept, reverse=True):
-            if device not in used and there[device.kind] > self._wanted_devices.get(device.kind, 0):
-                there[device.kind] -= 1
-                surplus.append(device)
-        if surplus:
+        used = {device.id for device in self._plan.devices} if self._plan is not None else set(self._held.devices)
+        if surplus := self._held.release(used, now):
             self._note(now, f"release {', '.join(surplus)}", "the rates do not need them")
             self._cooldown.released(now)
-            self._releasing |= dict.fromkeys(surplus, now)
             commands.append(Release(tuple(surplus)))
 
     # For people
@@ -498,8 +472,8 @@ class Controller:
                 )
                 for name, watch in sorted(self._watches.items())
             },
-            devices=tuple(sorted(self._devices)),
-            launching={kind: count for kind, count in sorted(self._launching.items()) if count},
+            devices=tuple(sorted(self._held.devices)),
+            launching=self._held.launches(),
             foreign_load=self._foreign_load,
             observed_slowdown=self._machine.ratio,
             decisions=tuple(self._decisions),
@@ -508,8 +482,7 @@ class Controller:
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         assert self._solving is None or self._rolling is None
-        assert all(count >= 0 for count in self._launching.values())
-        assert self._releasing.keys() <= self._devices.keys()
+        self._held.invariants()
 
 
 def _count(value: float) -> int:

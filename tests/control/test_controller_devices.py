@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from cotenant.control.adaptation import (
@@ -93,6 +95,37 @@ def test_devices_that_cannot_be_had_are_asked_for_again_later() -> None:
     assert world.tell(AcquisitionFailed("gpu", 1, "sold out")) == []
     assert world.controller.status().launching == {}
     assert "sold out" in world.controller.status().decisions[-1].reason
+
+
+def test_devices_that_cannot_be_had_are_asked_for_ever_later_though_rates_stay_as_they_are() -> None:
+    world = World(retry=2.0, longest_retry=10.0)
+    solve = world.solve(130.0)
+    assert world.answer(solve, plan_of(1), SolveStep.KEEP, devices={"gpu": 2}, sustained={"a": 500.0}) == [
+        Acquire("gpu", 1)
+    ]
+    world.tell(AcquisitionFailed("gpu", 1, "sold out"))
+    asked = [world.now]
+    while len(asked) < 6:
+        assert world.observe(130.0, 60.0) == [Acquire("gpu", 1)]
+        asked.append(world.now)
+        world.tell(AcquisitionFailed("gpu", 1, "sold out"))
+    assert [later - earlier for earlier, later in itertools.pairwise(asked)] == [2.0, 4.0, 8.0, 10.0, 10.0]
+    assert world.observe(130.0, 60.0) == [Acquire("gpu", 1)]
+    world.tell(DevicesFound((GPU[1],)))
+    assert world.controller.status().launching == {}
+
+
+def test_device_that_was_lost_and_is_back_is_not_the_one_that_was_launched() -> None:
+    world = World(devices=2)
+    (_, acquire) = sorted(
+        world.answer(world.solve(300.0), plan_of(2, 300.0), devices={"gpu": 3}), key=lambda each: type(each).__name__
+    )[::-1]
+    assert acquire == Acquire("gpu", 1)
+    world.tell(DevicesGone((GPU[1],), "it fell off the bus"))
+    world.tell(DevicesFound((GPU[1],)))
+    assert world.controller.status().launching == {"gpu": 1}
+    world.tell(DevicesFound((GPU[2],)))
+    assert world.controller.status().launching == {}
 
 
 def test_lost_device_is_planned_around_at_once() -> None:
