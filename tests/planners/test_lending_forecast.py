@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "problem.toml"
 @pytest.fixture(scope="module")
 def planned() -> tuple[Problem, Plan]:
     problem = read_problem(EXAMPLE)
-    return problem, plan_problem(problem, "elastic-plus", portfolio=False)
+    return problem, plan_problem(problem, "bestfit", portfolio=False)  # many lanes on few cores
 
 
 @pytest.mark.parametrize("load", [0.2, 1.0])
@@ -41,9 +41,10 @@ def test_medians_with_lending_are_those_of_the_simulator_on_average(planned: tup
 
 
 def test_lending_never_makes_a_forecast_worse(planned: tuple[Problem, Plan]) -> None:
+    """But by the requests that a model's lanes then take from each other."""
     problem, plan = planned
     floor, lent = forecast(plan, problem).models, forecast(plan, problem, lend=True).models
-    assert all(lent[name].p50 <= floor[name].p50 * 1.001 for name in floor)
+    assert all(lent[name].p50 <= floor[name].p50 * 1.02 for name in floor)
     assert sum(lent[name].p50 < 0.9 * floor[name].p50 for name in floor) >= 3
     assert all(lent[name].attainment >= floor[name].attainment - 1e-3 for name in floor)
 
