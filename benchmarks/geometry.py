@@ -27,7 +27,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.units import WHOLE
-from cotenant.planners import PLANNERS, Problem, geometry, load_planner, portfolio
+from cotenant.planners import BASELINES, PLANNERS, Problem, geometry, load_planner, portfolio
 from cotenant.planners.check import check
 from cotenant.published import a100, v100
 
@@ -141,14 +141,15 @@ def near(problems: list[Problem], devices: int) -> list[Plan]:
 def rivals(problems: list[Problem], plans: list[Plan]) -> None:
     """Show how often another planner serves more or uses fewer devices, and how many devices geometry saves."""
     loads = 0
-    ours, theirs = [0] * len(PLANNERS), [0] * len(PLANNERS)
+    planners = sorted(PLANNERS.keys() - BASELINES)
+    ours, theirs = [0] * len(planners), [0] * len(planners)
     better: list[str] = []
     for n, (problem, best) in enumerate(zip(problems, plans, strict=True)):
         for part in PARTS:
             rates = at(problem, part * best.scale)
             mine = portfolio.plan(rates)
             loads += 1
-            for k, name in enumerate(sorted(PLANNERS)):
+            for k, name in enumerate(planners):
                 plan = mine if name == "geometry" else load_planner(name)(rates)
                 if plan.unserved or check(plan, rates):
                     continue
@@ -157,7 +158,7 @@ def rivals(problems: list[Problem], plans: list[Plan]) -> None:
                 else:
                     ours[k] += mine.devices_used
                     theirs[k] += plan.devices_used
-    saved = {name: 1 - a / b for name, a, b in zip(sorted(PLANNERS), ours, theirs, strict=True) if b}
+    saved = {name: 1 - a / b for name, a, b in zip(planners, ours, theirs, strict=True) if b}
     show(
         "geometry against other planners",
         f"{len(better)} of {loads} loads are served better by another planner"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Experiments, such as gpulet/fig16. Default: all.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="List the papers' figures with their state, and the experiments, and exit.")
+    ] = False,
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Sets of profiles to use; repeat for several. Default: all.")
     ] = None,
@@ -41,11 +44,7 @@ def reproduce(
     """Reproduce figures of the papers next to the published numbers. Needs a checkout and its data."""
     known = experiment_titles()
     if listed:
-        if json:
-            show_json(known)
-        else:
-            for name, title in known.items():
-                console.print(f"{name:16} {title}", highlight=False, markup=False, soft_wrap=True)
+        show_catalogue(known, json=json)
         return
     for name in names or ():
         if name not in known:
@@ -73,6 +72,29 @@ def reproduce(
             console.print(rows_table(experiment.TITLE, rows))
     if json:
         show_json(results)
+
+
+def show_catalogue(known: Mapping[str, str], *, json: bool) -> None:
+    """Print every figure of the papers: how far it is made, by which experiments, and what is missing. known: titles of
+    experiments by name; those that are none of the papers' figures come last."""
+    catalogue = experiment_module("catalogue")
+    listed = [msgspec.structs.replace(item, state=item.state_with(known)) for item in catalogue.items()]
+    if json:
+        show_json({"figures": listed, "experiments": known})
+        return
+    counts = Counter(item.state for item in listed)
+    view = table(
+        f"{len(listed)} figures and tables: " + ", ".join(f"{counts[state]} {state}" for state in sorted(counts)),
+        *("paper", "item", "shows", "state", "by", "what is missing"),
+    )
+    for item in listed:
+        made = ", ".join(name for name in item.experiments if name in known) or "-"
+        view.add_row(*map(escape, (item.paper, item.item, item.shows, item.state, made, item.why)))
+    console.print(view)
+    named = {name for item in listed for name in item.experiments}
+    for name, title in known.items():
+        if name not in named:
+            console.print(f"{name:16} {title}", highlight=False, markup=False, soft_wrap=True)
 
 
 def experiment_titles() -> dict[str, str]:

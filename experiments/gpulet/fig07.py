@@ -64,17 +64,22 @@ def selected_pairs(options: Options) -> list[str]:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
+    draw(rows, path, "gpulet, Figure 7", "paper (RTX 2080 Ti)")
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, label: str) -> None:
+    """Draw the distributions, and the point that a paper states under a label."""
     figure = figure_for(path, 5.5, 3.6)
     axes = figure.subplots()
     for row, colour in zip((row for row in rows if row.slowdowns), COLOURS, strict=False):
         every = (row.p10, row.p25, row.p50, row.p75, row.p90, row.p95, row.p99, row.max)
         at = [number for number in every if number is not None]
         axes.plot([0.0, *at], [0, *PERCENTILES], marker="o", markersize=3, color=colour, label=row.pairs)
-    axes.plot([paper.FIG07_P90_PERCENT], [90], "x", color="#444444", label="paper (RTX 2080 Ti)")
+    axes.plot([paper.FIG07_P90_PERCENT], [90], "x", color="#444444", label=label)
     axes.set_xlabel("slowdown, %", fontsize=8)
     axes.set_ylabel("pairs, %", fontsize=8)
     axes.set_xlim(0, 120)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
-    axes.set_title("gpulet, Figure 7", fontsize=11)
+    axes.set_title(title, fontsize=11)
     save_figure(figure, path)
