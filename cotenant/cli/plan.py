@@ -225,11 +225,23 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         console.print(*([""] if i else []), part, sep="\n")
     for violation in check(answer.plan, answer.problem):
         print_labelled("violates", str(violation), console)
-    warn_extrapolations(answer.plan, answer.problem)
+    warn_estimates(answer.plan, answer.problem)
 
 
-def warn_extrapolations(plan: Plan, problem: Problem) -> None:
-    """Warn of models whose slowdown under co-location is extrapolated."""
+def warn_estimates(plan: Plan, problem: Problem) -> None:
+    """Warn of models whose slowdown under co-location is extrapolated, and of latencies that count as slower than
+    measured.
+    """
+    placed = {(placement.model, device.kind) for device, _, placement in plan.placements()}
+    for (model, kind), profile in problem.profiles.items():
+        if (model, kind) in placed and (raised := profile.raised()):
+            point, seconds = raised[0]
+            print_labelled(
+                "smoothed",
+                f"{show_count(len(raised), 'point')} of {model} on {kind}, most of all a batch of {point.batch} on"
+                f" {point.share / 10:g} %, which counts as {show_seconds(seconds)} and was measured as"
+                f" {show_seconds(point.latency)}: fewer rows or a larger share took longer; profile it again",
+            )
     loads = [
         Load(placement.model, device.kind, placement.batch, partition.share)
         for device, partition, placement in plan.placements()

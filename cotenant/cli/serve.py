@@ -40,7 +40,7 @@ from cotenant.cli.options import (
     StateFileOption,
 )
 from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_up_log, show_json
-from cotenant.cli.plan import split_table, warn_extrapolations
+from cotenant.cli.plan import split_table, warn_estimates
 from cotenant.config import Settings
 from cotenant.config.settings import models_to_load
 from cotenant.errors import CotenantError
@@ -191,7 +191,7 @@ def show_deployment(deployment: Deployment, isolation: str) -> None:
     console.print(isolation, highlight=False)
     for name, reason in deployment.broken.items():
         print_labelled("not served:", f"{name}: {reason}")
-    warn_extrapolations(plan, problem)
+    warn_estimates(plan, problem)
 
 
 def show_addresses(addresses: Addresses) -> None:

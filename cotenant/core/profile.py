@@ -24,6 +24,7 @@ from cotenant.errors import ConfigError
 REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
 FEATURE_HINT = "; further columns are features of a point, in numbers"
+RAISED = 0.2  # fraction of a latency by which smoothing may raise it unsaid: noise raises small ones by as much
 MAX_VALUE = 1e9  # seconds, and MiB
 MAX_BATCH = 1 << 16  # a curve has an entry for each batch up to it
 MAX_PROCS = 256  # workers of one model in one partition; MPS serves 48 clients, 60 on newer GPUs
@@ -85,6 +86,16 @@ class Profile:
     def features(self, batch: int, share: int) -> dict[str, float]:
         """Return the further columns of the `nearest` point."""
         return self.nearest(batch, share).features
+
+    def raised(self) -> list[tuple[Point, float]]:
+        """Return points that count as slower than measured, with the seconds that they count as.
+
+        Fewer rows or a larger share took longer by more than RAISED; a plan that relies on such a point promises less
+        than was measured there. Those raised most come first.
+        """
+        counted = [(point, self.latency(point.batch, point.share, point.procs)) for point in self.points]
+        raised = [(point, seconds) for point, seconds in counted if seconds > (1 + RAISED) * point.latency]
+        return sorted(raised, key=lambda each: each[0].latency / each[1])
 
     def nearest(self, batch: int, share: int) -> Point:
         """Return the measured point nearest in share, then in batch."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from cotenant.core.identity import LaneId
 from cotenant.live.statistics import DurationSum
 from cotenant.predictors import Load
-from cotenant.predictors.samples import Sample
+from cotenant.predictors.samples import Sample, is_plausible
 
 TOLERANCE = 0.1  # fraction of a batch's time, in which another lane may have been both busy and idle
 MIN_BATCHES = 10  # of a sample
@@ -93,10 +93,10 @@ class InterferenceObserver:
         return total
 
     def samples(self) -> list[Sample]:
-        """Return the means of the combinations that were seen often enough."""
+        """Return the means of the combinations that were seen often enough, and for plausible times."""
         return [
             Sample(victim, tuple(colocated), self._alone[run].seconds / seen.count, seen.seconds / seen.count)
             for run, seen in self._together.items()
-            if seen.count >= MIN_BATCHES
+            if seen.count >= MIN_BATCHES and is_plausible(self._alone[run].seconds, seen.seconds)
             for victim, *colocated in [run]
         ]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from cotenant.core.profile import MAX_BATCH
+from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 
 if TYPE_CHECKING:
@@ -18,12 +20,21 @@ REMEMBERED = 100_000  # slowdowns that one predictor caches
 
 
 class Load(msgspec.Struct, frozen=True, cache_hash=True):
-    """Describe a victim or co-located model, which runs batches on a partition. kind: of the device. share: ‰ of it."""
+    """Describe a victim or co-located model, which runs batches on a partition. kind: of the device. share: ‰ of it.
+
+    Raises PlanError for a batch or share that none can have, NaN among them.
+    """
 
     model: str
     kind: str
     batch: int
     share: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.batch <= MAX_BATCH and self.batch % 1 == 0):
+            raise PlanError(f"model {self.model!r}: batch {self.batch} is not a whole number from 1 to {MAX_BATCH}")
+        if not (0 < self.share <= WHOLE and self.share % 1 == 0):
+            raise PlanError(f"model {self.model!r}: share {self.share} is not a whole number of ‰ from 1 to {WHOLE}")
 
 
 def require(kind: str, load: Load) -> None:

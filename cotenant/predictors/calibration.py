@@ -16,17 +16,22 @@ from cotenant.predictors.samples import Sample
 
 KNOTS = np.linspace(0, 1, 41)  # probabilities at which calibrations are tabulated
 FOLDS = 3  # of cross-validation with few samples
-PRIOR_ERRORS = 30  # errors of the wider group that are pooled with a narrower group's own
+PRIOR_ERRORS = 10  # errors of the wider group that are pooled with a narrower group's own
 _EDGE = 1e-3  # probability for which the ends of the normal distribution stand
 
 NORMAL: list[float] = [statistics.NormalDist().inv_cdf(min(max(p, _EDGE), 1 - _EDGE)) for p in KNOTS.tolist()]
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Held-out errors in standard deviations at the quantiles KNOTS, of victims with samples and without."""
+    """Hold errors on held-out samples, in standard deviations.
+
+    seen, unseen: their quantiles at the KNOTS, for victims with samples and without. errors: of each sample; files
+    written before these were kept have none.
+    """
 
     seen: list[float]
     unseen: list[float]
+    errors: list[float] = []
 
 
 def pooled_table(errors: Matrix, prior: Sequence[float]) -> list[float]:
@@ -34,6 +39,45 @@ def pooled_table(errors: Matrix, prior: Sequence[float]) -> list[float]:
     draws = np.interp((np.arange(PRIOR_ERRORS) + 0.5) / PRIOR_ERRORS, KNOTS, prior)
     table: list[float] = np.quantile(np.concatenate((errors, draws)), KNOTS).tolist()
     return table
+
+
+class QuantileTables:
+    """Look up quantiles of standardised errors: of a load, pooled with those of its model, and these with those of all.
+
+    Models differ in their tails, and loads whose runs fall into two groups in more than that.
+    """
+
+    def __init__(self, calibration: Calibration, victims: Sequence[Load]) -> None:
+        """Group the errors of a calibration. victims: of the samples."""
+        self.unseen = calibration.unseen
+        errors = np.array(calibration.errors)
+        by_model: dict[str, list[int]] = {}
+        by_load: dict[Load, list[int]] = {}
+        for i, victim in enumerate(victims):
+            by_model.setdefault(victim.model, []).append(i)
+            by_load.setdefault(victim, []).append(i)
+        if not len(errors):
+            self._models, self._loads = dict.fromkeys(by_model, calibration.seen), {}
+            return
+        self._models = {model: pooled_table(errors[own], calibration.seen) for model, own in by_model.items()}
+        self._loads = {
+            load: _with_median_of(pooled_table(errors[own], self._models[load.model]), calibration.seen)
+            for load, own in by_load.items()
+        }
+
+    def of(self, victim: Load) -> list[float]:
+        """Return a victim's quantiles at the KNOTS."""
+        return self._loads.get(victim) or self._models.get(victim.model, self.unseen)
+
+
+def _with_median_of(table: Sequence[float], wider: Sequence[float]) -> list[float]:
+    """Return a table with the median of a wider group: that of a dozen errors is mostly noise."""
+    middle = len(KNOTS) // 2
+    return [
+        *(min(each, wider[middle]) for each in table[:middle]),
+        wider[middle],
+        *(max(each, wider[middle]) for each in table[middle + 1 :]),
+    ]
 
 
 def calibrate(process: GpRegression, samples: Sequence[Sample]) -> Calibration:
@@ -47,7 +91,7 @@ def calibrate(process: GpRegression, samples: Sequence[Sample]) -> Calibration:
         scaled = _cross_validated_errors(process.terms, process.values, samples)
     seen = np.quantile(scaled, KNOTS)
     if len(noises) == 1:
-        return Calibration(seen.tolist(), seen.tolist())
+        return Calibration(seen.tolist(), seen.tolist(), scaled.tolist())
     errors, variances = process.leave_out_errors(np.unique(models, return_inverse=True)[1])
     unseen = np.quantile(errors / np.sqrt(variances + own.mean()), KNOTS)
     # The next victim deviates from k others by more than they do from their mean: variances are as k + 1 to k - 1. A
@@ -56,7 +100,7 @@ def calibrate(process: GpRegression, samples: Sequence[Sample]) -> Calibration:
     around = (unseen - middle) * math.sqrt((len(noises) + 1) / (len(noises) - 1))
     beyond = np.where(KNOTS > 0.5, np.maximum(around, around + middle), np.minimum(around, around + middle))
     unseen = np.where(KNOTS == 0.5, 0.0, beyond)
-    return Calibration(seen.tolist(), unseen.tolist())
+    return Calibration(seen.tolist(), unseen.tolist(), scaled.tolist())
 
 
 def _cross_validated_errors(terms: Terms, values: Matrix, samples: Sequence[Sample]) -> Matrix:

@@ -30,6 +30,7 @@ from cotenant.predictors.gp_regression import Matrix
 MEAN_EXCESS = 0.14  # of the log of a slowdown over the composed one
 EFFECT = 0.1  # standard deviation of each effect on it
 NOISE = 0.2  # standard deviation of a sample
+MAX_EXCESS = 1.0  # beyond this a sample counts as this far from the mean: an outlier does not decide
 MIN_GROWTH = 0.2  # sets that hardly interfere count as this: their excess says nothing
 
 Effect = tuple[str, str | Load]  # role, and model or load
@@ -77,7 +78,7 @@ class Excess:
             for effect, weight in row.items():
                 design[i, self._index[effect]] = weight
         growths = np.array([max(each.growth, MIN_GROWTH) for each in sets])
-        residuals = np.array([each.excess for each in sets]) / growths - MEAN_EXCESS
+        residuals = np.clip(np.array([each.excess for each in sets]) / growths - MEAN_EXCESS, -MAX_EXCESS, MAX_EXCESS)
         self._covariance = np.linalg.inv(design.T @ design / NOISE**2 + np.eye(len(self._index)) / EFFECT**2)
         means = self._covariance @ design.T @ residuals / NOISE**2
         self._means: list[float] = means.tolist()

@@ -8,8 +8,8 @@ process then takes the log of their slowdown for a sum.
 
 The process' own standard deviations are not trusted. Its errors on held-out samples, in units of them, locate the
 quantiles (conformal prediction: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). There are
-two tables of those: samples held out one by one, for victims that were measured, and victim by victim, for those that
-were not. Few samples are held out in folds, with hyperparameters fitted without them.
+tables of those (calibration.py): samples held out one by one, for each load that was measured, and victim by victim,
+for those that were not. Few samples are held out in folds, with hyperparameters fitted without them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,23 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
 from cotenant.predictors import REMEMBERED, Load, remembered
-from cotenant.predictors.calibration import KNOTS, NORMAL, Calibration, calibrate, noises_of, pooled_table
+from cotenant.predictors.calibration import (
+    KNOTS,
+    NORMAL,
+    Calibration,
+    QuantileTables,
+    calibrate,
+    noises_of,
+    pooled_table,
+)
 from cotenant.predictors.composition import Excess, MeasuredSet, composed
 from cotenant.predictors.composition import growth as growth_of
-from cotenant.predictors.gp_regression import GpRegression, Matrix, Prior, fit_hyperparameters
+from cotenant.predictors.gp_regression import GpRegression, Matrix, Prior, fit_hyperparameters, informative_samples
 from cotenant.predictors.gp_regression import most_informative as most_informative
 from cotenant.predictors.gp_samples import log_slowdowns, name_numbers, runs_of, split_samples, terms_of
 from cotenant.predictors.load_features import FEATURES, load_features
-from cotenant.predictors.residuals import ResidualModes, fit_residual_modes, names
+from cotenant.predictors.online_corrections import ObservedRun, OnlineCorrections
+from cotenant.predictors.residuals import ResidualModes, fit_residual_modes
 from cotenant.predictors.samples import Sample
 from cotenant.predictors.sparse_posterior import Posterior, Side
 
@@ -40,23 +49,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MIN_SAMPLES = 8  # minimum samples to fit
-MAX_SAMPLES = 1500  # maximum samples to fit, spread evenly over all: time grows with the cube
+MAX_SAMPLES = 2000  # maximum samples to fit, the most informative of all: time grows with the cube
 QUANTILE = 0.9  # the default quantile for planning
 EXTRAPOLATION_FACTOR = 2  # batches beyond this multiple of the largest sampled one count as extrapolated
 MAX_CACHED_SIDES = 2000  # loads whose similarity to the samples is cached: 48 kB each with 1,500 samples
 BASELINE_QUANTILE = 0.03  # of the slowdowns beside all sampled loads: the least of them, up to noise
-FORGETTING_FACTOR = 0.98  # weight of an earlier observation relative to the next
-
-
-class OnlineCorrection(msgspec.Struct, frozen=True):
-    """Correct the prediction for a victim and its co-located models, by name.
-
-    excess: mean log of the observed over the predicted slowdown, with older observations fading; count: the weight of
-    all observations.
-    """
-
-    excess: float = 0.0
-    count: float = 0.0
 
 
 class _Uncertainty(NamedTuple):
@@ -88,15 +85,15 @@ class GaussianProcess:
         *,
         profiles: Profiles,
         quantile: float = QUANTILE,
-        observed: Mapping[tuple[str, ...], OnlineCorrection],
+        observed: OnlineCorrections,
         residual_modes: Mapping[Load, ResidualModes] | None = None,
         excess: tuple[Excess, Sequence[float]] | None = None,
+        tables: QuantileTables | None = None,
     ) -> None:
         """Create from a fitted posterior and the samples behind it.
 
-        known: features of the samples' loads. profiles: of further models that may be predicted. observed: corrections,
-        by the names of the victim and, sorted, its co-located models. residual_modes, excess and its table: of the
-        samples, where computed before.
+        known: features of the samples' loads. profiles: of further models that may be predicted. observed: runs since
+        the fit. residual_modes, excess and its table, tables: of the samples, where computed before.
         """
         self.quantile = quantile
         self._posterior = posterior
@@ -111,8 +108,9 @@ class GaussianProcess:
         self._kind = samples[0].victim.kind
         self._names = name_numbers(regressed)
         noises = noises_of(process, [sample.victim.model for sample in regressed])
-        self._uncertainties = {model: self._uncertainty(noise, calibration.seen) for model, noise in noises.items()}
-        self._unseen_uncertainty = self._uncertainty(sum(noises.values()) / len(noises), calibration.unseen)
+        self._noises, self._mean_noise = noises, sum(noises.values()) / len(noises)
+        self._tables = tables or QuantileTables(calibration, [sample.victim for sample in regressed])
+        self._uncertainties: dict[Load, _Uncertainty] = {}
         self._victims: dict[Load, Side] = {}
         self._colocated: dict[Load, Side] = {}
         self._pairs: dict[tuple[Load, Load], tuple[float, float]] = {}
@@ -129,8 +127,7 @@ class GaussianProcess:
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Predict the quantile of a slowdown. Raises PlanError for a model that has neither samples nor a profile."""
         mean, deviation, uncertainty = self._predict(victim, colocated)
-        if self._observed:
-            mean += self._correction(victim, colocated, uncertainty.noise / deviation**2)
+        mean += self._observed.of(victim, colocated, uncertainty.noise / deviation**2)
         return max(1.0, math.exp(mean + deviation * uncertainty.at))
 
     def quantiles(self, victim: Load, colocated: Sequence[Load], probabilities: Sequence[float]) -> list[float]:
@@ -138,7 +135,7 @@ class GaussianProcess:
         if not colocated:
             return [1.0] * len(probabilities)
         mean, deviation, uncertainty = self._predict(victim, colocated)
-        median = mean + self._correction(victim, colocated, uncertainty.noise / deviation**2)
+        median = mean + self._observed.of(victim, colocated, uncertainty.noise / deviation**2)
         return [
             max(1.0, math.exp(median + deviation * z))
             for z in np.interp(probabilities, KNOTS, uncertainty.table).tolist()
@@ -154,13 +151,10 @@ class GaussianProcess:
 
     def observe(self, sample: Sample) -> GaussianProcess:
         """Return the predictor corrected by one more run; repeated observations weigh more, old ones fade."""
-        key = _key(sample.victim, sample.colocated)
-        previous = self._observed.get(key, OnlineCorrection())
         mean, deviation, uncertainty = self._predict(sample.victim, sample.colocated)
         median = mean + deviation * float(np.interp(0.5, KNOTS, uncertainty.table))
-        count = FORGETTING_FACTOR * previous.count + 1
-        excess = previous.excess + (math.log(sample.slowdown) - median - previous.excess) / count
-        return self._with(observed={**self._observed, key: OnlineCorrection(excess, count)})
+        excess = math.log(sample.slowdown) - median
+        return self._with(observed=self._observed.observe(sample.victim, sample.colocated, excess))
 
     def _with(self, **changes: Any) -> GaussianProcess:
         current = {"quantile": self.quantile, "profiles": self._profiles, "observed": self._observed}
@@ -172,19 +166,9 @@ class GaussianProcess:
             self._features_of,
             residual_modes=self._residual_modes,
             excess=(self._excess, self._set_table),
+            tables=self._tables,
             **settings,
         )
-
-    def _correction(self, victim: Load, colocated: Sequence[Load], noise_fraction: float) -> float:
-        """Return the log of the online correction: the mean excess, shrunk by how much of it may be noise.
-
-        noise_fraction: the fraction of a sample's variance that is noise, at most 1. If all is noise, one observation
-        counts half, since the formerly certain may have changed; where the samples say nothing, it counts fully.
-        """
-        correction = self._observed.get(_key(victim, colocated))
-        if correction is None:
-            return 0.0
-        return correction.excess * correction.count / (correction.count + noise_fraction)
 
     def extrapolated_models(self, loads: Iterable[Load]) -> dict[str, str]:
         """Return model → why its slowdowns are extrapolated: from its profile, or from distant samples."""
@@ -229,9 +213,15 @@ class GaussianProcess:
         )
 
     def _uncertainty_of(self, victim: Load) -> _Uncertainty:
-        if victim.kind != self._kind:
-            return self._unseen_uncertainty
-        return self._uncertainties.get(victim.model, self._unseen_uncertainty)
+        known = self._uncertainties.get(victim)
+        if known is None:
+            noise = self._noises.get(victim.model) if victim.kind == self._kind else None
+            known = self._uncertainty(
+                self._mean_noise if noise is None else noise,
+                self._tables.unseen if noise is None else self._tables.of(victim),
+            )
+            _make_room(self._uncertainties, MAX_CACHED_SIDES)[victim] = known
+        return known
 
     def _beside_several(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float]:
         """Return mean and variance, without the victim's noise, of the log of a slowdown."""
@@ -357,7 +347,7 @@ class GaussianProcess:
                 for sample in self._samples
                 for outlying in [outlying_of.get(id(sample), 1.0)]
             ],
-            "observed": [{"models": models, **msgspec.to_builtins(seen)} for models, seen in self._observed.items()],
+            "observed": self._observed.to_json(),
         }
 
     @classmethod
@@ -380,7 +370,7 @@ class GaussianProcess:
             known,
             profiles={},
             quantile=file.quantile,
-            observed={each.models: OnlineCorrection(each.excess, each.count) for each in file.observed},
+            observed=OnlineCorrections.from_file(file.observed, samples),
         )
 
 
@@ -402,19 +392,13 @@ class _Row(msgspec.Struct):
     outlying: float
 
 
-class _Observed(msgspec.Struct):
-    models: tuple[str, ...]
-    excess: float
-    count: float
-
-
 class _File(msgspec.Struct):
     quantile: float
     prior: Prior
     calibration: Calibration
     loads: list[_Load]
     samples: list[_Row]
-    observed: list[_Observed]
+    observed: list[ObservedRun]
 
 
 def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
@@ -422,16 +406,21 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
     samples, sets = split_samples(samples)
     if len(samples) < MIN_SAMPLES:
         raise PlanError(f"{len(samples)} samples for a predictor that needs {MIN_SAMPLES}; measure more pairs")
-    if len(samples) > MAX_SAMPLES:
-        samples = [samples[i] for i in np.linspace(0, len(samples) - 1, MAX_SAMPLES).round().astype(int)]
-    every = list(dict.fromkeys([*samples, *sets]))
-    loads = {load for sample in every for load in (sample.victim, *sample.colocated)}
+    loads = {load for sample in (*samples, *sets) for load in (sample.victim, *sample.colocated)}
     known = {load: load_features(profiles[load.model, load.kind], load) for load in loads}
+    if len(samples) > MAX_SAMPLES:
+        samples = sorted(samples, key=_order)
+        terms = terms_of(runs_of(samples), name_numbers(samples), known.__getitem__)
+        samples = [samples[i] for i in informative_samples(terms, log_slowdowns(samples), MAX_SAMPLES)]
+    used = set(map(id, samples))
+    every = [*samples, *(sample for sample in sets if id(sample) not in used)]
     with threadpool_limits(1):  # more threads gain 12 % on an idle machine, and contend on a busy one
         terms = terms_of(runs_of(samples), name_numbers(samples), known.__getitem__)
         process = fit_hyperparameters(terms, log_slowdowns(samples))
         calibration = calibrate(process, samples)
-    return GaussianProcess(Posterior(process), calibration, every, known, profiles=profiles, observed={})
+    return GaussianProcess(
+        Posterior(process), calibration, every, known, profiles=profiles, observed=OnlineCorrections()
+    )
 
 
 def select_experiments(
@@ -460,8 +449,9 @@ def _make_room(cache: dict[K, V], max_size: int) -> dict[K, V]:
     return cache
 
 
-def _key(victim: Load, colocated: Sequence[Load]) -> tuple[str, ...]:
-    return (victim.model, *names(colocated))
+def _order(sample: Sample) -> tuple[object, ...]:
+    """Return a key by which samples have an order of their own."""
+    return (*map(msgspec.structs.astuple, (sample.victim, *sample.colocated)), (sample.together, sample.alone))
 
 
 def _named(values: Matrix) -> dict[str, float]:

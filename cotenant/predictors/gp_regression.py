@@ -315,6 +315,31 @@ def _sum_by_sample(gram: Matrix, starts: Numbers, others: Numbers) -> Matrix:
     return summed
 
 
+def informative_samples(terms: Terms, values: Matrix, count: int) -> list[int]:
+    """Return the samples of which the others say least, in their order, whatever that is.
+
+    Next is the sample whose value is least certain given those chosen so far (pivoted Cholesky decomposition, as in
+    sparse_posterior.py). Its own value plays no part; `values` give the scale. Time grows with the square of `count`,
+    and with the number of samples.
+    """
+    prior = _initial_prior(terms, values)
+    starts = np.searchsorted(terms.owners, np.arange(len(values)))
+    counts = np.bincount(terms.owners, minlength=len(values))
+    variances = counts * sum(scales.amplitude**2 for scales in prior.kernels.values())
+    factors = np.zeros((count, len(values)))
+    left = np.ones(len(values), dtype=bool)
+    for step in range(count):
+        pivot = int(np.argmax(np.where(left, variances, -np.inf)))
+        left[pivot] = False
+        own = terms.of(np.array([pivot]))
+        row = _sum_by_sample(covariances(prior, own, terms), np.array([0]), starts)[0]
+        row = row - factors[:step, pivot] @ factors[:step]
+        factors[step] = row / np.sqrt(max(variances[pivot], 0.0) + prior.noise**2)
+        variances = variances - factors[step] ** 2
+    chosen: list[int] = np.flatnonzero(~left).tolist()
+    return chosen
+
+
 def most_informative(
     terms: Terms, runs: Numbers, parts: Sequence[int], weights: Mapping[int, int], measured: Sequence[int] = ()
 ) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -9,6 +10,10 @@ import numpy as np
 from cotenant.predictors import Load
 from cotenant.predictors.gp_regression import Matrix, Terms
 from cotenant.predictors.samples import Sample
+
+# What is further from the median, in logs and in median absolute deviations, counts as this far.
+MIN_OUTLYING = math.log(4)
+MAX_DEVIATIONS = 10
 
 
 def split_samples(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
@@ -43,4 +48,11 @@ def terms_of(
 
 
 def log_slowdowns(samples: Sequence[Sample]) -> Matrix:
-    return np.log([sample.slowdown for sample in samples])
+    """Return the logs of slowdowns; what lies far beyond the others is brought nearer, so that it does not decide."""
+    values: Matrix = np.log([sample.slowdown for sample in samples])
+    if not len(values):
+        return values
+    middle = np.median(values)
+    bound = max(MIN_OUTLYING, MAX_DEVIATIONS * float(np.median(np.abs(values - middle))))
+    clipped: Matrix = np.clip(values, middle - bound, middle + bound)
+    return clipped

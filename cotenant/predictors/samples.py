@@ -4,32 +4,51 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from cotenant.core.profile import MAX_BATCH, csv_rows, parse_number
 from cotenant.core.units import parse_share as parse_share
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.predictors import Load
 
 VICTIM = ("kind", "victim", "batch", "share_pct")
 COLOCATED_COLUMNS = ("colocated", "colocated_batch", "colocated_share_pct")
 TIMES = ("alone_ms", "together_ms")
 COLUMNS = (*VICTIM, *COLOCATED_COLUMNS, *TIMES)
-MIN_TIME_RATIO = 0.5  # together over alone: interference speeds nothing up, and noise not by this much
+MIN_TIME_RATIO = 0.5  # in files: interference speeds nothing up, and noise seldom by this much; columns may be swapped
+# Together over alone, of any sample: in published runs it is from 0.38, where a latency alone is wrong, to 14.
+MIN_PLAUSIBLE_RATIO = 0.001
+MAX_PLAUSIBLE_RATIO = 1000.0
+
+
+def is_plausible(alone: float, together: float) -> bool:
+    """Return whether some run can have taken these seconds."""
+    return 0 < alone < math.inf and MIN_PLAUSIBLE_RATIO * alone <= together <= MAX_PLAUSIBLE_RATIO * alone
 
 
 class Sample(msgspec.Struct, frozen=True):
     """Hold a victim's batch latency without and with co-located loads.
 
-    alone, together: seconds.
+    alone, together: seconds. Raises PlanError for what no run can have taken.
     """
 
     victim: Load
     colocated: tuple[Load, ...]
     alone: float
     together: float
+
+    def __post_init__(self) -> None:
+        if not self.colocated:
+            raise PlanError(f"a sample of {self.victim.model!r} has no co-located load; it belongs in a profile")
+        if not is_plausible(self.alone, self.together):
+            raise PlanError(
+                f"a sample of {self.victim.model!r} took {self.alone:g} s alone and {self.together:g} s co-located; the"
+                f" first must be finite and above 0, and the second {MIN_PLAUSIBLE_RATIO:g} to"
+                f" {MAX_PLAUSIBLE_RATIO:g} times as long; take it out, or measure it again"
+            )
 
     @property
     def slowdown(self) -> float:
@@ -115,6 +134,11 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
         raise ConfigError(
             f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; interference makes nothing"
             " faster: are the columns swapped?"
+        )
+    if not is_plausible(alone, together):
+        raise ConfigError(
+            f"{place}: together_ms {together:g} is more than {MAX_PLAUSIBLE_RATIO:g} times alone_ms {alone:g}; take the"
+            " row out, or measure it again"
         )
     return Sample(victim, colocated, alone / 1e3, together / 1e3)
 

@@ -17,6 +17,7 @@ from cotenant.predictors.samples import Sample
 
 HELD_OUT = 0.3  # fraction of the samples, as in gpulet, section 4.4
 QUANTILE = 0.9  # quantile whose coverage is reported
+MIN_OF_MODEL = 100  # held-out samples of a victim whose coverage is reported by itself
 
 Progress = Callable[[str, int, int], None]  # = Receives the present step, the steps done, and their number.
 
@@ -26,7 +27,8 @@ class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
 
     held_out: how the samples were chosen. samples: their number over all splits. mean, p50, p90, p95: of the absolute
     error. spread: standard deviation of p90 between splits. bias: mean signed error. coverage: percent of slowdowns not
-    above the 0.9 quantile, for predictors with quantiles. fit_s: mean seconds to fit. failed: why there are no figures.
+    above the 0.9 quantile, for predictors with quantiles. coverage_of: that of each victim with at least MIN_OF_MODEL
+    samples. fit_s: mean seconds to fit. failed: why there are no figures.
     """
 
     predictor: str
@@ -39,6 +41,7 @@ class PredictionErrors(msgspec.Struct, frozen=True, kw_only=True):
     spread: float | None = None
     bias: float | None = None
     coverage: float | None = None
+    coverage_of: dict[str, float] = {}
     fit_s: float | None = None
     failed: str = ""
 
@@ -95,7 +98,7 @@ def cross_validate(
                     break
             done = of if what == list(kinds)[-1] else len(splits)
             progress(name, done, of)
-            yield _summary(name, what, splits, outcomes)
+            yield _summary(name, what, samples, splits, outcomes)
 
 
 class _Outcome(msgspec.Struct):
@@ -144,12 +147,23 @@ def _predict(fitted: Interference, sample: Sample) -> tuple[float, float | None]
     return fitted.slowdown(sample.victim, sample.colocated), None
 
 
-def _summary(name: str, what: str, splits: Sequence[TrainTestSplit], outcomes: Sequence[_Outcome]) -> PredictionErrors:
+def _summary(
+    name: str,
+    what: str,
+    samples: Sequence[Sample],
+    splits: Sequence[TrainTestSplit],
+    outcomes: Sequence[_Outcome],
+) -> PredictionErrors:
     count = sum(len(split.test) for split in splits)
     if failed := next((outcome.failed for outcome in outcomes if outcome.failed), ""):
         return PredictionErrors(predictor=name, held_out=what, samples=count, failed=failed)
     errors = 100 * np.concatenate([outcome.errors for outcome in outcomes])
     covered = [each for outcome in outcomes for each in outcome.covered]
+    by_victim: dict[str, list[bool]] = {}
+    if covered:
+        victims = [samples[i].victim.model for split in splits for i in split.test]
+        for victim, each in zip(victims, covered, strict=True):
+            by_victim.setdefault(victim, []).append(each)
     p50, p90, p95 = np.percentile(abs(errors), (50, 90, 95)).tolist()
     return PredictionErrors(
         predictor=name,
@@ -162,5 +176,8 @@ def _summary(name: str, what: str, splits: Sequence[TrainTestSplit], outcomes: S
         spread=float(np.std([100 * np.percentile(np.abs(outcome.errors), 90) for outcome in outcomes])),
         bias=float(errors.mean()),
         coverage=100 * sum(covered) / len(covered) if covered else None,
+        coverage_of={
+            victim: 100 * sum(own) / len(own) for victim, own in by_victim.items() if len(own) >= MIN_OF_MODEL
+        },
         fit_s=sum(outcome.seconds for outcome in outcomes) / len(outcomes),
     )

@@ -238,14 +238,12 @@ class _Bench:
                 together = await self._busy(lanes, seconds)
             except (ModelError, WorkerError) as error:
                 raise ModelError(f"{description} cannot be measured: {error}") from None
-            samples = [
-                Sample(victim, colocated, seconds_alone, seconds_together)
-                for (victim, colocated), seconds_alone, seconds_together in zip(
-                    _victims(run), alone, together, strict=True
-                )
-            ]
-            if all(sample.slowdown >= MIN_TIME_RATIO for sample in samples):
-                return samples  # otherwise one was disturbed while it ran alone
+            if all(after >= MIN_TIME_RATIO * before for before, after in zip(alone, together, strict=True)):
+                return [
+                    Sample(victim, colocated, before, after)
+                    for (victim, colocated), before, after in zip(_victims(run), alone, together, strict=True)
+                ]
+            # Otherwise one was disturbed while it ran alone.
         raise ModelError(
             f"{description} measured faster than alone {ATTEMPTS} times; the machine is busy: try again when it is"
             " quiet, which continues from here"

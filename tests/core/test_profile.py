@@ -188,3 +188,16 @@ def test_read_profiles_counts_sevenths_as_mig_does(percent: str, share: int) -> 
     text = f"model,kind,share_pct,batch,latency_ms,memory_mib\nm,k,{percent},1,2,3\nm,k,14.3,2,3,3\n"
     profile = read_profiles(text.splitlines(), "p.csv")["m", "k"]
     assert sorted(p.share for p in profile.points) == sorted([share, 143])
+
+
+def test_raised_lists_points_that_count_as_slower_than_measured() -> None:
+    points = [
+        point(1000, 1, 0.01),
+        point(1000, 2, 0.009),
+        point(1000, 4, 0.005),
+        point(500, 4, 0.004),
+        point(500, 8, 0.02),
+    ]
+    profile = Profile("m", "k", points)
+    assert profile.raised() == [(points[3], 0.01), (points[2], 0.01)]  # the second is within a fifth
+    assert Profile("m", "k", [point(1000, 1, 0.01), point(1000, 4, 0.02)]).raised() == []

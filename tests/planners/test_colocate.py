@@ -55,6 +55,25 @@ def test_rank_by_prediction_orders_sets_by_total_throughput() -> None:
     assert chosen(worth, 3) == ["quick+slow+mid"]
 
 
+class WideTail(Rude):
+    """Slow everybody by half in the median, and as `Rude` in the tail."""
+
+    def __init__(self, quantile: float = 0.9) -> None:
+        self._quantile = quantile
+
+    def with_quantile(self, quantile: float) -> WideTail:
+        return WideTail(quantile)
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return 1.5 if self._quantile == 0.5 else super().slowdown(victim, colocated)
+
+
+def test_rank_by_prediction_compares_medians() -> None:
+    """As the documented figures do: a sum of throughputs is expected, not promised."""
+    worth = colocate.rank_by_prediction(TARGET, WideTail(), PROFILES, "rows")
+    assert worth((QUICK,)) == pytest.approx((100 + 800) / 1.5)
+
+
 def test_rank_by_rule_orders_candidates_by_one_feature() -> None:
     assert chosen(colocate.rank_by_rule("memcap", PROFILES)) == ["slow", "quick", "mid"]
     assert chosen(colocate.rank_by_rule("sm", PROFILES)) == ["quick", "mid", "slow"]

@@ -73,9 +73,10 @@ def test_excess_learns_effects_of_victims_and_of_colocated_loads() -> None:
 def test_excess_leave_out_errors_are_those_without_the_set() -> None:
     rng = np.random.default_rng(0)
     sets = [
-        MeasuredSet(one, others, float(rng.uniform(0.3, 2)), float(rng.normal(0.2, 0.2)))
+        MeasuredSet(one, others, grown, grown * float(rng.normal(0.2, 0.2)))
         for one in (A, B, C)
         for others in itertools.combinations((A, B, C, D), 2)
+        for grown in (0.3, 2.0)
     ]
     learnt = Excess(sets)
     for i, left_out in enumerate(sets):

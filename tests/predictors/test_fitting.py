@@ -134,7 +134,7 @@ def scaled(sample: Sample, factor: float) -> Sample:
 
 def shrunk(sample: Sample) -> Sample:
     """Return the samples with shares as fractions, misread as percent."""
-    victim, *colocated = (replace(it, share=it.share // 100) for it in (sample.victim, *sample.colocated))
+    victim, *colocated = (replace(it, share=max(1, it.share // 100)) for it in (sample.victim, *sample.colocated))
     return replace(sample, victim=victim, colocated=tuple(colocated))
 
 
@@ -146,14 +146,14 @@ def test_check_of_unusable_samples_raises_plan_error() -> None:
         ([], "no samples"),
         (only, "same co-located model, b"),
         (samples + failed, "3 samples took exactly 400 ms together"),
-        ([*samples[::2], *(replace(it, together=9.999) for it in samples[1::2])], "took exactly 9999 ms together"),
+        ([*samples[::2], *(replace(it, together=0.5) for it in samples[1::2])], "took exactly 500 ms together"),
         (samples + samples[:3], "3 samples are exact duplicates; .* Keep one of each"),
         ([replace(it, together=it.alone) for it in samples], "together_ms equals alone_ms in all samples"),
         ([scaled(it, 1e-3) for it in samples], "take 0.001 times as long alone as their profiles say; .* milliseconds"),
         ([replace(it, victim=replace(it.victim, batch=99)) for it in samples], "'a' in a batch of 99, .* ends at 16"),
         ([shrunk(it) for it in samples], "no share of the samples is above 1 %; shares are in percent, 25 and not"),
         ([*samples, Sample(Load("x", "k", 1, 200), (Load("a", "k", 1, 200),), 1, 1)], "'x' of the samples has no"),
-        ([*samples, Sample(Load("x", "z", 1, 200), (), 1, 1)], "several kinds of devices, k, z"),
+        ([*samples, Sample(Load("x", "z", 1, 200), (Load("a", "z", 1, 200),), 1, 1)], "several kinds of devices, k, z"),
     ):
         with pytest.raises(PlanError, match=words):
             fit("linear", given, PROFILES)

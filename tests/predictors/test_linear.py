@@ -20,7 +20,7 @@ USED = {
     "a": Utilisation("a", {(1, 200): (0.1, 0.2), (1, 1000): (0.5, 0.4), (9, 200): (0.3, 0.6), (9, 1000): (0.7, 0.8)}),
     "b": Utilisation("b", {(4, 500): (0.25, 0.5)}),
 }
-loads = st.builds(Load, st.sampled_from(("a", "b")), st.integers(1, 40), st.integers(1, 1000))
+loads = st.builds(Load, st.sampled_from(("a", "b")), st.just("k"), st.integers(1, 40), st.integers(1, 1000))
 
 
 def test_linear_slowdown_of_known_coefficients_equals_formula() -> None:

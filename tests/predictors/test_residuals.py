@@ -6,7 +6,14 @@ import pytest
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import fit
 from cotenant.predictors.gp_regression import GpRegression
-from cotenant.predictors.residuals import MIN_SAMPLES, ResidualModes, fit_residual_modes, names, without_each
+from cotenant.predictors.residuals import (
+    MIN_SAMPLES,
+    TOWARDS_MEAN,
+    ResidualModes,
+    fit_residual_modes,
+    names,
+    without_each,
+)
 from tests.predictors.test_gaussian_process import PROFILES, pairs
 
 WIDTH = 0.03
@@ -14,22 +21,23 @@ WIDTH = 0.03
 
 def test_residual_mode_of_two_groups_lies_in_the_larger() -> None:
     residuals = np.array([0.0, 0.01, -0.01, 0.2, 0.21])
-    assert ResidualModes(residuals, [("x",)] * 5, WIDTH).of(("x",)) == pytest.approx(0.0, abs=0.005)
+    expected = TOWARDS_MEAN * residuals.mean()  # from a mode at 0
+    assert ResidualModes(residuals, [("x",)] * 5, WIDTH).of(("x",)) == pytest.approx(expected, abs=0.005)
 
 
 def test_residual_mode_weighs_same_colocated_models_more() -> None:
     residuals = np.array([0.0, 0.01, -0.01, 0.2, 0.21])
     modes = ResidualModes(residuals, [("x",), ("x",), ("x",), ("y",), ("y",)], WIDTH)
-    assert modes.of(("y",)) == pytest.approx(0.205, abs=0.005)
-    for beside in "x", "z":
-        assert modes.of((beside,)) == pytest.approx(0.0, abs=0.005)
+    for beside, mode, mean in (("y", 0.205, 2.05 / 13), ("x", 0.0, 0.41 / 17), ("z", 0.0, 0.082)):
+        assert modes.of((beside,)) == pytest.approx(mode + TOWARDS_MEAN * (mean - mode), abs=0.005)
 
 
 def test_residual_modes_without_each_exclude_the_sample() -> None:
     residuals = np.array([0.0, 0.0, 0.0, 0.3])
     modes = ResidualModes(residuals, [("x",), ("x",), ("x",), ("y",)], WIDTH)
-    assert modes.of(("y",)) == pytest.approx(0.3)
-    assert modes.without_each() == pytest.approx([0.0] * 4)
+    assert modes.of(("y",)) == pytest.approx(0.3 + TOWARDS_MEAN * (0.3 * 5 / 8 - 0.3))
+    with_the_last = TOWARDS_MEAN * 0.3 / 11
+    assert modes.without_each() == pytest.approx([with_the_last] * 3 + [0.0])
     assert ResidualModes(residuals[-MIN_SAMPLES:], [("x",)] * MIN_SAMPLES, WIDTH).without_each() == pytest.approx(
         [0.0] * MIN_SAMPLES
     )

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample, read_samples, write_samples
 
@@ -57,6 +59,7 @@ def test_read_samples_with_suffixed_columns_reads_further_loads() -> None:
         ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must lie above 0"),
         ("5.25", "much", "pairs.csv:2: together_ms: 'much' is not a number"),
         ("5.25", "inf", "pairs.csv:2: together_ms: 'inf' is not a finite number"),
+        ("5.25", "5000", "pairs.csv:2: together_ms 5000 is more than 1000 times alone_ms 4.5; take the row out"),
         ("5.25", "2", "together_ms 2 is less than half of alone_ms 4.5; interference makes nothing faster"),
         ("resnet50", "", "pairs.csv:2: victim is empty"),
         ("vgg19", "", "pairs.csv:2: colocated is empty; a run without co-located models belongs in a profile"),
@@ -71,3 +74,24 @@ def test_read_samples_of_invalid_rows_raises_config_error(old: str, new: str, me
     with pytest.raises(ConfigError) as error:
         read(f"{HEADER}\n{ROW}\n".replace(old, new, 1))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("alone", "together"),
+    [(math.nan, 1), (1, math.nan), (0, 1), (1, 0), (-1, -1), (1, 2e3), (1, math.inf), (math.inf, math.inf), (1, 1e-4)],
+)
+def test_samples_that_no_run_can_have_are_refused(alone: float, together: float) -> None:
+    one, other = Load("a", "k", 1, 500), Load("b", "k", 1, 500)
+    with pytest.raises(PlanError, match=r"a sample of 'a' took .* take it out, or measure it again"):
+        Sample(one, (other,), alone, together)
+    with pytest.raises(PlanError, match="has no co-located load"):
+        Sample(one, (), 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "share"),
+    [(0, 1), (-1, 1), (1.5, 1), (math.nan, 1), (1e9, 1), (1, 0), (1, -5), (1, 1001), (1, math.nan), (1, 0.5)],
+)
+def test_loads_that_none_can_have_are_refused(batch: int, share: int) -> None:
+    with pytest.raises(PlanError, match=r"model 'a': (batch|share) .* is not a whole number"):
+        Load("a", "k", batch, share)
