@@ -22,8 +22,8 @@ REWARD_SCALE = 10.0 / PENALTY  # of the reward that the learner sees, which sect
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure a training.
 
-    planner: "inss", or "inss-plus", whose actions are masked and whose critics know no entropy. steps: of an episode;
-    update_every: environment steps for each update of the networks.
+    planner: "inss", or "inss-plus", whose actions are masked and whose critics know no entropy. steps: of an episode,
+    each with one update of the networks once there are transitions for a batch.
     """
 
     planner: str = "inss"
@@ -31,7 +31,6 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = STEPS
     batch: int = BATCH
     replay: int = REPLAY
-    update_every: int = 1
     seed: int = 0
     learner: SacOptions = SacOptions()
 
@@ -75,8 +74,8 @@ def train(
             state = environment.reset(learning.rng)
             steps = []
             learning.losses = []
-            for step in range(options.steps):
-                state, _, reward, outcome = learning.step(state, step)
+            for _ in range(options.steps):
+                state, _, reward, outcome = learning.step(state)
                 steps.append((reward, sum(outcome.throughput), float(np.mean(outcome.violated))))
             loss = float(np.mean(learning.losses)) if learning.losses else 0.0
             if not np.isfinite(loss):
@@ -112,13 +111,13 @@ class _Learning:
         self.learner = Sac(environment.state_size, self._heads, learner, options.seed)
         self._replay = Replay(options.replay, environment.state_size, len(self._heads), sum(self._heads))
 
-    def step(self, state: Floats, step: int) -> tuple[Floats, NDArray[np.int64], float, Outcome]:
+    def step(self, state: Floats) -> tuple[Floats, NDArray[np.int64], float, Outcome]:
         """Act, keep the transition, and update the networks; return the next state, the action and what it led to."""
         mask = self._mask()
         action = self.learner.act(state, mask, self.rng)
         following, reward, outcome = self.environment.step(action.reshape(-1, 2))
         self._replay.add(state, action, reward * REWARD_SCALE, following, mask, self._mask())
-        if len(self._replay) >= min(self.options.batch, self.options.replay) and step % self.options.update_every == 0:
+        if len(self._replay) >= min(self.options.batch, self.options.replay):
             self.losses.append(self.learner.update(self._replay.sample(self.options.batch, self.rng)))
             self.updates += 1
         return following, action, reward, outcome
@@ -152,8 +151,8 @@ def train_at(cluster: Cluster, rates: Sequence[float], options: TrainingOptions)
     with one_thread():
         for _ in range(options.episodes):
             state = environment.reset(learning.rng)
-            for step in range(options.steps):
-                state, action, reward, _ = learning.step(state, step)
+            for _ in range(options.steps):
+                state, action, reward, _ = learning.step(state)
                 if reward > most:
                     best, most = action.reshape(-1, 2), reward
     last = learning.policy().choices(environment.at(rates))
