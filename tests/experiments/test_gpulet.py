@@ -120,6 +120,23 @@ def test_published_program_with_our_tables_reproduces_golden_verdicts(
 
 
 @needs_data
+@pytest.mark.parametrize(("profiles", "percent"), [("synthetic-0.8", [84.5, 15.9, 7.0]), ("v100", [76.8, 38.7, 20.6])])
+def test_published_program_schedules_as_many_scenarios_as_figure_16_says(profiles: str, percent: list[float]) -> None:
+    """The table of docs/reproduction.md, at each of the rates, of a random tenth of all scenarios."""
+    system = System(name="gpulet+int", origin="published", planner="elastic")
+    verdicts = schedule_scenarios([system], Options(every=10, profiles=(profiles,)))
+    assert [100 * each.count / len(each.served) for each in verdicts.values()] == pytest.approx(percent, abs=0.051)
+
+
+@needs_data
+@pytest.mark.slow
+def test_gpulet_schedules_as_many_scenarios_as_figure_16_says() -> None:
+    verdicts = schedule_scenarios([msgspec.structs.replace(GPULET, every=4)], Options(every=10, profiles=("v100",)))
+    found = [100 * each.count / len(each.served) for each in verdicts.values()]
+    assert found == pytest.approx([97.6, 69.0, 43.8], abs=0.051)
+
+
+@needs_data
 def test_feasible_low_rate_is_served_and_extreme_rate_is_not() -> None:
     players = model_set("a100")
     for system in (SBP, GPULET):
