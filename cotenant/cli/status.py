@@ -70,6 +70,7 @@ def status_view(status: Status) -> RenderableType:
     title = f"partitions; {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
     workers = table(title, "partition", "worker", "standby", *usage, "models", "last failure")
+    workers.columns[0].no_wrap = True
     for worker in status.workers:
         used = "-" if worker.used_share is None else show_share(round(worker.used_share))
         workers.add_row(
