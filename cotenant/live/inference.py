@@ -48,7 +48,7 @@ class InferenceService:
         self._state = state
         self._driver = driver
         self._rollouts = rollouts
-        self._preparations = Preparations(driver.cancel)
+        self._preparations = Preparations(driver.cancel, observer.ended_unsubmitted)
         self._polled = 0.0  # when the workers were last polled on behalf of a request
         # How long requests waited that were rejected unread, by model.
         self._unread: defaultdict[str, list[float]] = defaultdict(list)
@@ -80,7 +80,8 @@ class InferenceService:
         def submit(_: None, done: Done) -> int:
             return self._submit(request, offered, done, lost + time.monotonic() - began)
 
-        return self._preparations.prepare(request.model, shared.copy, shared.size, submit, done)
+        within = _within(request, offered) - lost
+        return self._preparations.prepare(request.model, shared.copy, shared.size, submit, done, within=within)
 
     def _infer_cached(
         self, cache: ResponseCache, request: InferRequest, offered: ServableModel, done: Done, lost: float
@@ -98,7 +99,9 @@ class InferenceService:
         def submit(key: Key, done: Done) -> int:
             return self._look_up(cache, key, request, offered, done, lost, began)
 
-        return self._preparations.prepare(request.model, work, size, submit, done)
+        return self._preparations.prepare(
+            request.model, work, size, submit, done, within=_within(request, offered) - lost
+        )
 
     def _look_up(
         self,
@@ -129,10 +132,7 @@ class InferenceService:
 
     def _submit(self, request: InferRequest, offered: ServableModel, done: Done, lost: float) -> int:
         info = offered.info
-        timeout, priority = request.timeout, request.priority
-        if offered.policy is not None:
-            timeout = offered.policy.timeout if timeout is None else timeout
-            priority = offered.policy.priority(priority)
+        priority = request.priority if offered.policy is None else offered.policy.priority(request.priority)
 
         def answered(result: Tensors | RequestError) -> None:
             if isinstance(result, RequestError):
@@ -144,11 +144,7 @@ class InferenceService:
             request.model,
             request.inputs if offered.ensemble is None else EnsembleTensors(offered.ensemble, request.inputs),
             answered,
-            within=min(
-                offered.model.slo if timeout is None else timeout,
-                math.inf if request.patience is None else request.patience,
-            )
-            - lost,
+            within=_within(request, offered) - lost,
             size=request.inputs[0].shape[0] if info.max_batch_size else 1,
             priority=priority if priority > 0 else 0,
             trace=request.traceparent,
@@ -204,6 +200,17 @@ class InferenceService:
         deadline = time.monotonic() + grace
         while (self._driver.in_flight or self._preparations) and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_INTERVAL)
+
+
+def _within(request: InferRequest, offered: ServableModel) -> float:
+    """Return the seconds that a request has from its arrival."""
+    timeout = request.timeout
+    if timeout is None and offered.policy is not None:
+        timeout = offered.policy.timeout
+    return min(
+        offered.model.slo if timeout is None else timeout,
+        math.inf if request.patience is None else request.patience,
+    )
 
 
 def _keep(cache: ResponseCache, key: Key, outputs: Sequence[Tensor]) -> None:

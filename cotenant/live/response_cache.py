@@ -6,6 +6,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import numpy as np
+
 from cotenant.core.tensor import Tensor
 from cotenant.live.deployment import ServableModel
 from cotenant.worker.repository import Entry
@@ -76,8 +78,16 @@ def key_of(name: str, number: int, inputs: Sequence[Tensor]) -> Key:
 
 
 def copied(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return outputs in memory of their own: the workers' is lent for the time of a request."""
-    return tuple([Tensor(out.name, out.datatype, out.shape, bytes(out.data)) for out in outputs])
+    """Return outputs in memory of their own: the workers' is lent for the time of a request.
+
+    NumPy copies, which lets other threads run meanwhile; `bytes` does not.
+    """
+    return tuple(
+        [
+            Tensor(out.name, out.datatype, out.shape, np.frombuffer(out.data, np.uint8).copy().data.toreadonly())
+            for out in outputs
+        ]
+    )
 
 
 def _size(outputs: Sequence[Tensor]) -> int:

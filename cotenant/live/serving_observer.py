@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from cotenant.core.identity import LaneId
+from cotenant.core.request import Outcome
 from cotenant.live.deployment import ServableModel
 from cotenant.live.interference_observer import InterferenceObserver
 from cotenant.live.partition_labels import PartitionLabel, PartitionLabels
@@ -61,6 +62,10 @@ class ServingObserver:
     def answered_from_cache(self, model: str, began: float, now: float) -> None:
         """Count a request that was answered from the response cache."""
         self.models[model].answered_from_cache(began, now)
+
+    def ended_unsubmitted(self, model: str, began: float, outcome: Outcome) -> None:
+        """Count a request that ended before the dispatcher heard of it."""
+        self.models[model].ended_unsubmitted(began, time.monotonic(), outcome)
 
     def missed_in_cache(self, model: str, seconds: float) -> None:
         """Count a request that was looked for in the response cache in vain."""

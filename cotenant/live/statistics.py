@@ -116,6 +116,11 @@ class ModelCounts:
         self.last = now
         self.ledger.ended((Request(0, self.name, began, now),), Outcome.SERVED, now)
 
+    def ended_unsubmitted(self, began: float, now: float, outcome: Outcome) -> None:
+        """Count a request that ended before the dispatcher heard of it, and was not served."""
+        self.fail.add(now - began)
+        self.ledger.ended((Request(0, self.name, began, now),), outcome, now)
+
     def ended(self, reply: Reply, now: float) -> None:
         """Count requests of this model that have ended as that reply says."""
         count = len(reply.requests)

@@ -226,8 +226,9 @@ class LentProcessors:
         return ended
 
     def ended(self, lane: LaneId) -> None:
-        """Hear that a lane whose batch has ended was given another, if there is one."""
-        self._by_lane[lane].ended(lane)
+        """Hear that a lane whose batch has ended was given another, if there is one, or was closed for want of any."""
+        if lane in self._by_lane:
+            self._by_lane[lane].ended(lane)
 
     def drop(self, lanes: Iterable[LaneId], now: float) -> None:
         """Forget the batches of workers that died."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from cotenant.core.request import Outcome
 from cotenant.errors import RequestError, UnavailableError
+from cotenant.live import inference
 from cotenant.live.inference import DUE_INTERVAL, POLL_INTERVAL
 from cotenant.live.metrics import render
 from cotenant.live.oip import OVERLOADED, InferRequest, InferResponse
@@ -61,22 +66,30 @@ def test_server_would_reject_what_no_target_leaves_time_for(tmp_path: Path) -> N
     run(main())
 
 
-def test_workers_are_polled_more_often_once_a_full_batch_should_have_ended(tmp_path: Path) -> None:
+def test_workers_are_polled_more_often_once_a_full_batch_should_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             polls: list[float] = []
-            server._rollouts.poll = lambda: polls.append(time.monotonic())  # type: ignore[method-assign]
+            server._rollouts.poll = lambda: polls.append(now)  # type: ignore[method-assign]
+            now = time.monotonic() + 60.0  # which stands still, but for what the test adds
+            monkeypatch.setattr(inference, "time", SimpleNamespace(monotonic=lambda: now))
 
-            def count(seconds: float) -> int:
+            def count(seconds: float, steps: int = 1000) -> int:
+                nonlocal now
                 polls.clear()
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
+                for _ in range(steps):
+                    now += seconds / steps
                     server.poll()
                 return len(polls)
 
-            assert count(0.1) <= 0.1 / POLL_INTERVAL
-            server._driver.full_batch_due = time.monotonic()
-            assert 0.1 / POLL_INTERVAL < count(0.1) <= 0.1 / DUE_INTERVAL
+            server._driver.full_batch_due = math.inf
+            often = count(0.1)
+            assert 90 <= often <= 0.1 / POLL_INTERVAL
+            server._driver.full_batch_due = now
+            assert 3 * often < count(0.1) <= 0.1 / DUE_INTERVAL
+            monkeypatch.undo()
 
     run(main())
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cotenant.errors import CancelledError, FailedError, InvalidError, RequestError
+from cotenant.core.request import Outcome
+from cotenant.errors import CancelledError, FailedError, InvalidError, RequestError, UnavailableError
 from cotenant.live.limits import MAX_AT_ONCE
 from cotenant.live.oip import Done, InferResponse
 from cotenant.live.preparation import Preparations
@@ -20,7 +21,8 @@ class Core:
     """Takes requests that are prepared. submitted: with what their preparation returned; ended: how requests did."""
 
     def __init__(self) -> None:
-        self.preparations = Preparations(self.cancel)
+        self.preparations = Preparations(self.cancel, lambda _model, _began, outcome: self.counted.append(outcome))
+        self.counted: list[Outcome] = []
         self.submitted: list[object] = []
         self.ended: list[InferResponse | RequestError] = []
         self.cancelled: list[int] = []
@@ -36,8 +38,8 @@ class Core:
         assert self.done is not None
         self.done(CancelledError("it was submitted"))
 
-    def prepare(self, work: Callable[[], object], size: int = MAX_AT_ONCE + 1) -> int:
-        return self.preparations.prepare("m", work, size, self.submit, self.ended.append)
+    def prepare(self, work: Callable[[], object], size: int = MAX_AT_ONCE + 1, within: float = 60.0) -> int:
+        return self.preparations.prepare("m", work, size, self.submit, self.ended.append, within=within)
 
     async def settled(self) -> None:
         for _ in range(200):
@@ -96,6 +98,21 @@ def test_request_that_is_cancelled_while_it_is_prepared_is_not_submitted() -> No
         gate.set()
         await asyncio.to_thread(worked.wait, 10)
         await asyncio.sleep(0.02)
+        assert not core.submitted and len(core.ended) == 1 and core.counted == [Outcome.CANCELLED]
+
+    asyncio.run(main())
+
+
+def test_request_expires_while_it_is_prepared() -> None:
+    async def main() -> None:
+        core, gate = Core(), threading.Event()
+        core.prepare(lambda: gate.wait(10), within=0.01)
+        await core.settled()
+        (end,) = core.ended
+        assert isinstance(end, UnavailableError) and "expired" in str(end)
+        assert core.counted == [Outcome.EXPIRED] and not core.preparations
+        gate.set()
+        await asyncio.sleep(0.05)
         assert not core.submitted and len(core.ended) == 1
 
     asyncio.run(main())

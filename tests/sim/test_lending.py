@@ -239,3 +239,12 @@ def test_batch_of_a_worker_that_dies_is_answered_by_the_next() -> None:
     ((death, lost),) = died
     assert lost not in [batch for _, batch in finished]
     assert not [time for time, _ in finished if death < time < death + 1.0] and finished[-1][0] > 4.9
+
+
+def test_lane_that_drains_while_it_lends_ends_its_last_batch() -> None:
+    given = problem("ab")
+    asked = Workload({"a": ClosedLoop(2), "b": ClosedLoop(2)})
+    changed = [(1.0, plan(a=500, b=300)), (2.0, plan(a=300, b=300))]
+    report = simulate(given, plan(a=300, b=300), asked, seconds=4, changes=changed, lend=True)
+    assert {row(report, name).outcomes["failed"] for name in "ab"} == {0}
+    assert min(row(report, name).served for name in "ab") > 0
