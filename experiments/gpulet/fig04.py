@@ -59,7 +59,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     models = list(dict.fromkeys((row.profiles, row.model) for row in rows))
     columns = min(len(models), 5)
     figure = figure_for(path, 2.3 * columns, 2.1 * -(-len(models) // columns) + 0.4)
-    spots = figure.subplots(-(-len(models) // columns), columns, squeeze=False).flat
+    spots = list(figure.subplots(-(-len(models) // columns), columns, squeeze=False).flat)
     for axes, (name, model) in zip(spots, models, strict=False):
         for row in rows:
             if (row.profiles, row.model) == (name, model):
@@ -69,10 +69,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_title(f"{model}, {name}", loc="left", fontsize=8)
         axes.tick_params(labelsize=7)
+        axes.tick_params(which="minor", labelleft=False)
+        axes.set_ylim(0.7, 500)
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in list(spots):
+    for axes in spots[len(models) :]:
         axes.set_visible(False)
-    figure.axes[0].legend(fontsize=7, frameon=False)
+    figure.axes[0].legend(fontsize=6, frameon=False)
     figure.supxlabel("share, %", fontsize=8)
     figure.supylabel("ms", fontsize=8)
     save_figure(figure, path)
