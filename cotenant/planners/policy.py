@@ -107,7 +107,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
         return policy
 
     def _check(self, place: str) -> None:
-        """Raise PlanError for layers that do not fit together, and numbers that are not finite."""
+        """Raise PlanError for layers, heads or rates that do not fit together, and numbers that are not finite."""
         if not self.layers:
             raise PlanError(f"{place}: is a policy without layers; make one with `cotenant train`")
         for n, layer in enumerate(self.layers):
@@ -115,6 +115,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
             inputs = len(self.layers[n - 1].bias) if n else len(layer.weights)
             if len(layer.weights) != inputs or any(len(row) != outputs for row in layer.weights):
                 raise PlanError(f"{place}: layer {n} has weights of another size than its inputs and outputs")
+        models, state = len(self.models), len(self.devices) + 2 * len(self.models)
+        if len(self.layers[0].weights) != state:
+            raise PlanError(
+                f"{place}: layer 0 has {len(self.layers[0].weights)} inputs for a state of {state} numbers: the memory"
+                f" of {len(self.devices)} devices, and rate and queue of {models} models"
+            )
+        if len(self.heads) != 2 * models or min(self.heads, default=1) < 1:
+            raise PlanError(
+                f"{place}: has the heads {list(self.heads)}; each of {models} models takes two, of at least one choice"
+            )
+        if not len(self.low) == len(self.high) == models:
+            raise PlanError(
+                f"{place}: has rates of {len(self.low)} (low) and {len(self.high)} (high) models for {models} models"
+            )
         if sum(self.heads) != len(self.layers[-1].bias):
             raise PlanError(f"{place}: has {len(self.layers[-1].bias)} outputs for {sum(self.heads)} choices")
         if not all(np.isfinite(weights).all() and np.isfinite(bias).all() for weights, bias in self._arrays):

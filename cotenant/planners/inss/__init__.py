@@ -33,9 +33,10 @@ from cotenant.planners.capacity import (
     partitions_with_batches,
     with_totals,
 )
+from cotenant.planners.check import check
 from cotenant.planners.inss.batch_decision import BatchDecision, decide_batches
 from cotenant.planners.inss.cluster import Cluster, Provisioning, adjusted
-from cotenant.planners.inss.environment import Environment
+from cotenant.planners.inss.environment import Environment, used_part
 from cotenant.planners.problem import Problem
 
 STEPS_PER_SECOND = 100  # of a training on the spot, with updates of `SPOT_BATCH` transitions
@@ -70,6 +71,11 @@ def require_policy(cluster: Cluster, planner: str) -> None:
         models=cluster.models,
         models_hash=cluster.models_hash,
     )
+    if policy.heads != cluster.heads:
+        raise PlanError(
+            f"the policy chooses among {list(policy.heads)} devices and shares by model, the cluster has"
+            f" {list(cluster.heads)}; train one with `cotenant train`"
+        )
 
 
 def provisioning_of(cluster: Cluster, plan: Plan) -> Provisioning | None:
@@ -93,7 +99,8 @@ def provisioning_of(cluster: Cluster, plan: Plan) -> Provisioning | None:
 
 
 def _kept(cluster: Cluster, rates: Sequence[float]) -> Plan | None:
-    """Return the plan in force with other batches (case 1); None where there is none, or a rate is not served."""
+    """Return the plan in force with other batches (case 1); None where there is none, a rate is not served, or its
+    shares are not legal on the devices as they are now."""
     current = cluster.problem.current
     where = None if current is None else provisioning_of(cluster, current)
     if where is None or any(rate > 0 and not share for rate, share in zip(rates, where.shares, strict=True)):
@@ -104,7 +111,7 @@ def _kept(cluster: Cluster, rates: Sequence[float]) -> Plan | None:
     if any(rate > 0 and not feasible for rate, feasible in zip(rates, decision.feasible, strict=True)):
         return None
     made = _plan(cluster, where, decision, rates)
-    return None if made.unserved else made
+    return None if made.unserved or check(made, cluster.problem) else made
 
 
 def _acted(cluster: Cluster, rates: Sequence[float]) -> Plan:
@@ -150,7 +157,7 @@ def used_memory(cluster: Cluster) -> list[float]:
             for placement in partition.placements:
                 profile = cluster.problem.profile(placement.model, device.kind)
                 used[identity] += 0 if profile is None else placement.procs * profile.memory(placement.batch)
-    return [bytes_ / kind.memory for bytes_, kind in zip(used.values(), cluster.devices, strict=True)]
+    return [used_part(bytes_, kind) for bytes_, kind in zip(used.values(), cluster.devices, strict=True)]
 
 
 def _identities(cluster: Cluster) -> list[tuple[str, int]]:

@@ -54,6 +54,11 @@ class Cluster(msgspec.Struct, frozen=True, dict=True):
         """Return the number of shares that an action may give: of the kind with most cuts."""
         return max((len(kind.cuts) for kind in self.devices), default=1)
 
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """Return the number of choices of each decision: by model, a device and a share."""
+        return (len(self.devices), self.shares) * len(self.models)
+
     @functools.cached_property
     def slos(self) -> Floats:
         return np.array([model.slo for model in self.problem.models])

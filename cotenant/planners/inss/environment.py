@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.model import Kind
 from cotenant.errors import PlanError
 from cotenant.planners.inss.batch_decision import BatchDecision, decide_batches
 from cotenant.planners.inss.cluster import Cluster, Floats, Provisioning, adjusted
@@ -132,7 +133,8 @@ class Environment:
             for i in where.on(device):
                 if i not in there:
                     shares[i] = 0
-            self._used[device] = sum(self.cluster.memory(i, device, decision.batches[i]) for i in there) / kind.memory
+            needed = sum(self.cluster.memory(i, device, decision.batches[i]) for i in there)
+            self._used[device] = used_part(needed, kind)
         return Provisioning(where.devices, tuple(shares))
 
     def _arrivals(self, model: int) -> Floats:
@@ -172,3 +174,8 @@ class Environment:
         beyond = (rates > self.high) | (rates < self.low)
         self._direction = np.where(beyond, -self._direction, self._direction)
         self.rates = np.clip(rates, self.low, self.high)
+
+
+def used_part(needed: int, kind: Kind) -> float:
+    """Return the part of a device's memory that is used; 0 where it has none, since nothing is then placed on it."""
+    return needed / kind.memory if kind.memory else 0.0

@@ -50,11 +50,6 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     critic_loss: float
 
 
-def heads_of(cluster: Cluster) -> tuple[int, ...]:
-    """Return the number of choices of each decision: by model, a device and a share."""
-    return (len(cluster.devices), cluster.shares) * len(cluster.models)
-
-
 def train(
     cluster: Cluster,
     low: Sequence[float],
@@ -105,7 +100,7 @@ class _Learning:
         self.rng = np.random.default_rng(options.seed)
         self.losses: list[float] = []
         self.updates = 0
-        self._heads = heads_of(environment.cluster)
+        self._heads = environment.cluster.heads
         self._masked = options.planner == "inss-plus"
         learner = msgspec.structs.replace(options.learner, decoupled=self._masked)
         self.learner = Sac(environment.state_size, self._heads, learner, options.seed)

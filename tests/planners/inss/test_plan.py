@@ -9,6 +9,8 @@ import pytest
 from cotenant.core.plan import Plan
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, contract
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, build_plan
+from cotenant.planners.check import check
 from cotenant.planners.inss import plan, provisioning_of
 from cotenant.planners.inss.batch_decision import decide_batches
 from cotenant.planners.inss.cluster import Cluster
@@ -16,6 +18,7 @@ from cotenant.planners.inss.environment import Environment
 from cotenant.planners.inss.sac import SacOptions
 from cotenant.planners.inss.training import Episode, TrainingOptions, train
 from cotenant.planners.policy import Policy
+from cotenant.planning import plan as plan_problem
 from tests.planners.inss.cases import two_devices
 
 QUICK = TrainingOptions(
@@ -99,6 +102,28 @@ def test_rates_change_a_plan_in_force_by_its_batches_alone(trained: tuple[Policy
     assert {p.model: p.batch for d in after.devices for part in d.partitions for p in part.placements} == decided
 
 
+@pytest.mark.parametrize("change", [{"cuts": (250, 500, 750, 1000)}, {"max_partitions": 1}, {"cuts": (300,)}])
+def test_plan_in_force_is_not_kept_on_devices_that_forbid_it_now(change: dict[str, object]) -> None:
+    """Its 30 % and 70 % of one device would serve the rates."""
+    before = two_devices(rates=(20.0, 20.0))
+    (kind,) = before.fleet
+    halves = [PartitionDraft(300, {"a": 20.0}), PartitionDraft(700, {"b": 20.0})]
+    current = build_plan(before, "inss", [DeviceDraft(kind, halves)])
+    kept = msgspec.structs.replace(before, current=current, time_limit=0.02)
+    assert [part.share for device in plan(kept).devices for part in device.partitions] == [300, 700]
+    changed = msgspec.structs.replace(kept, fleet=(msgspec.structs.replace(kind, **change),))
+    made = plan_problem(changed, "inss", validate=False)
+    assert [str(violation) for violation in check(made, changed)] == []
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_devices_without_memory_serve_nothing(held: bool) -> None:
+    before = two_devices()
+    current = build_plan(before, "inss", [DeviceDraft(before.fleet[0], [PartitionDraft(500, {"a": 20.0})])])
+    without = msgspec.structs.replace(two_devices(memory=0), time_limit=0.02, current=current if held else None)
+    assert plan(without).unserved == without.rates
+
+
 def test_rates_that_no_batches_serve_are_given_other_shares(trained: tuple[Policy, list[Episode]]) -> None:
     """Case 2: `a` has a tenth of a device, which serves 40 requests/s at most."""
     squeezed = plan(with_policy(trained[0], rates=(20.0, 0.0)))
@@ -142,12 +167,15 @@ def test_policy_of_something_else_is_an_error_that_says_of_what(trained: tuple[P
         plan(with_policy(policy, slo=0.2))
     with pytest.raises(PlanError, match=r"^the policy is untrained \(updates = 0\)"):
         plan(with_policy(msgspec.structs.replace(policy, updates=0)))
+    with pytest.raises(PlanError, match=r"^the policy chooses among \[2, 14, 2, 6\] .* has \[2, 10, 2, 10\]; train"):
+        plan(with_policy(msgspec.structs.replace(policy, heads=(2, 14, 2, 6))))
     with pytest.raises(PlanError, match=r"^the policy is of planner 'other', not of 'inss'"):
         plan(with_policy(msgspec.structs.replace(policy, planner="other")))
 
 
 def test_file_that_is_no_policy_is_an_error_with_its_place(trained: tuple[Policy, list[Episode]]) -> None:
     policy = trained[0]
+    first = policy.layers[0]
     for text, message in (
         (b"{", r"^p\.json: is no policy: "),
         (b'{"version": 1}', r"^p\.json: is no policy: Object missing required field `planner`"),
@@ -157,7 +185,15 @@ def test_file_that_is_no_policy_is_an_error_with_its_place(trained: tuple[Policy
         ),
         (altered(policy, layers=()), r"^p\.json: is a policy without layers"),
         (altered(policy, layers=policy.layers[1:2] * 2), r"^p\.json: "),
-        (altered(policy, heads=(1, 2)), r"^p\.json: has 24 outputs for 3 choices$"),
+        (altered(policy, heads=(2, 10, 2, 9)), r"^p\.json: has 24 outputs for 23 choices$"),
+        (altered(policy, heads=(24,)), r"^p\.json: has the heads \[24\]; each of 2 models takes two, of at least one"),
+        (altered(policy, heads=(-2, 14, 2, 10)), r"^p\.json: has the heads \[-2, 14, 2, 10\]; each of 2 models"),
+        (altered(policy, low=(1.0,)), r"^p\.json: has rates of 1 \(low\) and 2 \(high\) models for 2 models$"),
+        (altered(policy, high=(1.0,)), r"^p\.json: has rates of 2 \(low\) and 1 \(high\) models for 2 models$"),
+        (
+            altered(policy, layers=(msgspec.structs.replace(first, weights=first.weights[1:]), *policy.layers[1:])),
+            r"^p\.json: layer 0 has 5 inputs for a state of 6 numbers",
+        ),
     ):
         with pytest.raises(PlanError, match=message):
             Policy.from_json(text, "p.json")
