@@ -414,6 +414,7 @@ def fit(samples: Sequence[Sample], profiles: Profiles) -> GaussianProcess:
         samples = [samples[i] for i in informative_samples(terms, log_slowdowns(samples), MAX_SAMPLES)]
     used = set(map(id, samples))
     every = [*samples, *(sample for sample in sets if id(sample) not in used)]
+    samples, _ = split_samples(every)  # a victim may be left with its sets alone
     with threadpool_limits(1):  # more threads gain 12 % on an idle machine, and contend on a busy one
         terms = terms_of(runs_of(samples), name_numbers(samples), known.__getitem__)
         process = fit_hyperparameters(terms, log_slowdowns(samples))

@@ -336,6 +336,19 @@ def test_gaussian_process_does_not_depend_on_the_order_of_too_many_samples(monke
     assert one._samples.count(rare[40]) <= 1
 
 
+def test_gaussian_process_fits_a_victim_of_which_sets_alone_were_selected(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = pairs("ab")
+    kept = [it for it in several if it.victim.model == "a"]
+    (pair, other) = [it for it in several if it.victim.model == "b"][:2]
+    triple = Sample(pair.victim, (*pair.colocated, *other.colocated), pair.alone, 2 * pair.together)
+    monkeypatch.setattr(gaussian_process, "MAX_SAMPLES", len(kept))
+    monkeypatch.setattr(gaussian_process, "_order", lambda sample: sample.victim.model)
+    monkeypatch.setattr(gaussian_process, "informative_samples", lambda terms, slowdowns, most: range(most))
+    predictor = fit([*kept, pair, triple], PROFILES)
+    assert pair not in predictor._samples and triple in predictor._samples
+    assert median(predictor, triple.victim, triple.colocated) == pytest.approx(triple.slowdown, rel=0.1)
+
+
 def test_gaussian_process_of_two_equal_samples_round_trips() -> None:
     samples = pairs("ab")[:40]
     predictor = fit([*samples, samples[0]], PROFILES)
