@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.planners.capacity import DeviceDraft, fits_device, sorted_by_price
-from cotenant.planners.kind_by_kind import Instance, instance_count, sustained_rate
+from cotenant.planners.kind_by_kind import Instance, checked_instances, instance_count, sustained_rate
 from cotenant.planners.problem import Problem
 
 GROWTH = 1.2  # of a cluster, until everything is placed; the smallest is then found by bisection
@@ -65,13 +65,13 @@ def instances_for_any_kind(problem: Problem, model: str, rate: float, share: Cal
     """Split a model's rate into the fewest equal parts that any kind which serves the model at all sustains on one
     partition of a share (‰); no more than a limited fleet has room for.
 
-    So a scheduler may choose among all kinds. [] where no kind serves the model.
+    So a scheduler may choose among all kinds. [] where no kind serves the model. Raises PlanError for too many.
     """
     rates = [sustained_rate(problem, model, kind, share(kind)) for kind in problem.fleet if kind.count != 0]
     served = [most for most in rates if most > 0]
     count = instance_count(rate, min(served, default=0.0))
     room = sum(math.inf if kind.count is None else kind.count * (WHOLE // kind.cuts[0]) for kind in problem.fleet)
-    return [Instance(model, rate / count)] * int(min(count, room)) if count else []
+    return [Instance(model, rate / count)] * checked_instances(model, int(min(count, room))) if count else []
 
 
 def fits(problem: Problem, device: DeviceDraft) -> bool:

@@ -2,7 +2,8 @@
 
 HetSev (Electronics 2023), section 4. An instance is a model on a fixed part of a device: half of it, as in the pairs
 that section 3 studies, or the smallest larger part that meets its target. The number of a model's instances on each
-kind is what its rate takes, of the kind that costs least for it (section 4.1, the selection policy). Then Algorithm 1:
+kind is what its rate takes, of the kind that costs least for it (section 4.1, the selection policy), and what finds no
+device there chooses again among the other kinds, for the paper chooses among available ones. Then Algorithm 1:
 
 1. instances are put into queues by k-means, by L1 distance in memory and model;
 2. in each round some are picked from the queues, in proportion to a queue's length times its median waiting time;
@@ -22,9 +23,9 @@ Where the paper is silent, or a plan needs more:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -34,6 +35,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     build_plan,
@@ -43,7 +45,7 @@ from cotenant.planners.capacity import (
     sorted_by_price,
 )
 from cotenant.planners.cluster import fits, place_on_smallest_cluster
-from cotenant.planners.kind_by_kind import instance_count
+from cotenant.planners.kind_by_kind import checked_instances, instance_count
 
 QUEUES = 3  # k
 ROUND = 4  # β, instances in the scheduling buffer
@@ -60,60 +62,109 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class InstanceType(msgspec.Struct, frozen=True):
-    """Describe a model's instances on a kind. capacity: requests/s of one; batch: its largest."""
+    """Describe a model's instances on a kind. capacity: requests/s of one; batch: its largest; price: of a device."""
 
     kind: Kind
     share: int
     capacity: float
     batch: int
+    price: float
 
     def cost(self, rate: float) -> float:
-        """Return what the instances for a rate cost: by price and share, or by share where devices have no price."""
-        return instance_count(rate, self.capacity) * self.share * (self.kind.price or 1.0)
+        """Return what the instances for a rate cost, by price and share."""
+        return instance_count(rate, self.capacity) * self.share * self.price
 
 
 def plan(problem: Problem) -> Plan:
-    """Plan by HetSev; what no device takes is unserved."""
-    pending: dict[str, list[Pending]] = {kind.name: [] for kind in problem.fleet}
-    for model, rate in problem.rates.items():
-        for name, instances in _instances(problem, model, rate).items():
-            pending[name] += instances
-    devices: list[DeviceDraft] = []
-    for kind in sorted_by_price(problem.fleet):
-        waiting = pending[kind.name]
-        devices += place_on_smallest_cluster([kind], len(waiting), partial(schedule, problem, waiting))
-    return build_plan(problem, "hetsev", devices)
+    """Plan by HetSev; what no device takes is unserved. Raises PlanError for more instances than it places."""
+    types = {model: _instance_types(problem, model) for model in problem.rates}
+    left = {model: rate for model, rate in problem.rates.items() if rate > 0}
+    devices: dict[str, list[DeviceDraft]] = {kind.name: [] for kind in problem.fleet}
+    while chosen := _chosen(problem, types, left):
+        for kind in sorted_by_price(problem.fleet):
+            waiting = chosen.get(kind.name, [])
+            before = _served(devices[kind.name])
+            devices[kind.name] = _with_instances(problem, kind, devices[kind.name], waiting)
+            served = _served(devices[kind.name])
+            for model in {each.model for each in waiting}:
+                left[model] -= served[model] - before[model]
+        left = {model: rate for model, rate in left.items() if rate > ROUNDING_TOLERANCE * problem.rates[model]}
+    return build_plan(
+        problem, "hetsev", [device for kind in sorted_by_price(problem.fleet) for device in devices[kind.name]]
+    )
 
 
-def _instances(problem: Problem, model: str, rate: float) -> dict[str, list[Pending]]:
-    """Return a model's instances by kind: of the cheapest kind for its rate, and of the next for what that lacks
-    devices for."""
-    types = [made for kind in problem.fleet if (made := _instance_type(problem, model, kind)) is not None]
-    instances = {}
-    while rate > 0 and types:
-        cheapest = min(types, key=lambda each: (each.cost(rate), -each.capacity))
-        types.remove(cheapest)
+def _chosen(
+    problem: Problem, types: Mapping[str, list[InstanceType]], left: Mapping[str, float]
+) -> dict[str, list[Pending]]:
+    """Return the instances for what is left of the rates, by the kind that costs each model least; it is taken from the
+    model's types, so that what finds no device there chooses among the others."""
+    chosen: dict[str, list[Pending]] = {}
+    for model, rate in left.items():
+        if not types[model]:
+            continue
+        cheapest = min(types[model], key=lambda each: (each.cost(rate), -each.capacity))
+        types[model].remove(cheapest)
         needed = instance_count(rate, cheapest.capacity)
         # No device has two of one model.
         count = needed if cheapest.kind.count is None else min(needed, cheapest.kind.count)
-        if count:
-            memory = footprint(problem, cheapest.kind.name, model, cheapest.batch)
-            one = min(cheapest.capacity, rate / needed)
-            one = one if count == needed else cheapest.capacity
-            instances[cheapest.kind.name] = [Pending(model, cheapest.share, memory, one)] * count
-            rate = 0.0 if count == needed else rate - one * count
-    return instances
+        memory = footprint(problem, cheapest.kind.name, model, cheapest.batch)
+        one = rate / needed if count == needed else cheapest.capacity
+        pending = [Pending(model, cheapest.share, memory, one)] * checked_instances(model, count)
+        chosen.setdefault(cheapest.kind.name, []).extend(pending)
+    return chosen
+
+
+def _with_instances(
+    problem: Problem, kind: Kind, devices: Sequence[DeviceDraft], instances: Sequence[Pending]
+) -> list[DeviceDraft]:
+    """Return the devices of a kind with further instances on them, and as few new ones as that takes."""
+    if not instances:
+        return list(devices)
+    there = sum(len(device.cuts) for device in devices)
+
+    def schedule_beside(cluster: list[DeviceDraft]) -> int:
+        if len(cluster) < len(devices):
+            return 0
+        for device, before in zip(cluster, devices, strict=False):
+            device.cuts = list(before.cuts)
+        return there + schedule(problem, instances, cluster)
+
+    return place_on_smallest_cluster([kind], there + len(instances), schedule_beside)
+
+
+def _served(devices: Sequence[DeviceDraft]) -> dict[str, float]:
+    """Return the requests/s that devices serve, by model; 0 for others."""
+    served: dict[str, float] = defaultdict(float)
+    for device in devices:
+        for cut in device.cuts:
+            for model, rate in cut.rates.items():
+                served[model] += rate
+    return served
+
+
+def _instance_types(problem: Problem, model: str) -> list[InstanceType]:
+    """Return what an instance of a model is on each kind that has devices and a part of one that meets its target."""
+    return [
+        made for kind in problem.fleet if kind.count != 0 and (made := _instance_type(problem, model, kind)) is not None
+    ]
 
 
 def _instance_type(problem: Problem, model: str, kind: Kind) -> InstanceType | None:
-    """Return what an instance of a model is on a kind; None where no part of a device meets its target."""
+    """Return what an instance of a model is on a kind; None where no part of a device meets its target.
+
+    Where no kind has a price, all cost alike; else one without a price costs the most, as in `sorted_by_price`.
+    """
+    price = kind.price
+    if price is None:
+        price = 1.0 if all(each.price is None for each in problem.fleet) else math.inf
     half = max((cut for cut in kind.cuts if cut <= WHOLE // 2), default=kind.cuts[0])
     for share in kind.cuts:
         batch, capacity = max_throughput_batch(
             latency_curve(problem, model, kind.name, share), problem.model(model).slo
         )
         if share >= half and batch:
-            return InstanceType(kind, share, capacity, batch)
+            return InstanceType(kind, share, capacity, batch, price)
     return None
 
 

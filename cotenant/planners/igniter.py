@@ -24,6 +24,7 @@ Where the published program differs, or the paper is silent:
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -40,7 +41,7 @@ from cotenant.planners.capacity import (
     partitions_with_batches,
     slowdown,
 )
-from cotenant.planners.kind_by_kind import instance_count, most_instances, plan_kind_by_kind, sustained_rate
+from cotenant.planners.kind_by_kind import instance_count, most_instances, plan_kind_by_kind
 from cotenant.predictors import Load
 
 
@@ -80,19 +81,20 @@ def _provision(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list
 def _workloads(problem: Problem, kind: Kind, model: str, rate: float) -> list[Workload]:
     """Return the fewest equal parts of a rate that have a lower bound of resources; none where no rate has one."""
     slo = problem.model(model).slo
-    largest = len(latency_curve(problem, model, kind.name, kind.cuts[-1]))
-    most = sustained_rate(problem, model, kind, kind.cuts[-1])
-    count = instance_count(rate, most)
-    while count:
+    curve = latency_curve(problem, model, kind.name, kind.cuts[-1])
+    largest = bisect_right(curve, slo / 2)  # batch that takes half of the target; longer batches take longer
+    if not largest:
+        return []
+    # Where it is the largest of all, more rows gather than it has, and it need but keep up.
+    most = largest / curve[-1] if largest == len(curve) else largest / (slo / 2)
+    fewest = instance_count(rate, most)
+    for count in (fewest, fewest + 1):  # one more where rounding made the batch too large by one
         part = rate / count
-        batch = min(largest, math.ceil(part * slo / 2 * (1 - ROUNDING_TOLERANCE)))
+        batch = min(len(curve), math.ceil(part * slo / 2 * (1 - ROUNDING_TOLERANCE)))
         for share in kind.cuts:
             workload = Workload(model, part, batch, share)
             if _keeps(problem, kind, workload, ()):
-                return [workload] * most_instances(kind, count)
-        if batch == 1:
-            break
-        count += 1
+                return [workload] * most_instances(model, kind, count)
     return []
 
 

@@ -7,8 +7,9 @@ of multiprocessors (`colocate-sm`), the least of memory bandwidth (`colocate-mem
 
 Where the paper differs:
 
-- both of its workloads may use the whole device; here it is divided between the two, in the legal way with the highest
-  predicted throughput that serves both rates within their targets;
+- both of its workloads may use the whole device; here it is divided between the two, in the way with the highest
+  predicted throughput that serves both rates within their targets, where the second has as little or as much of what
+  the first leaves as it can;
 - it predicts the sum from kernel metrics of samples of this cluster; a problem has an interference predictor, whose
   slowdowns give the sum (`cotenant colocate --policy kace` does as KACE does);
 - its workloads have no rates: here a rate beyond a device is split into equal parts, and models wait in the problem's
@@ -27,7 +28,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
-from cotenant.planners.capacity import DeviceDraft, PartitionDraft, batched_partitions
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, batched_partitions, fits_device
 from cotenant.planners.cluster import fits
 from cotenant.planners.colocate import SetScore, rank_by_prediction, rank_by_rule
 from cotenant.planners.kind_by_kind import Instance, plan_kind_by_kind, split_into_instances
@@ -79,6 +80,7 @@ def _place(problem: Problem, kind: Kind, rates: Mapping[str, float], policy: Pol
         for model, rate in rates.items()
         for each in split_into_instances(problem, kind, model, rate, kind.cuts[-1])
     ]
+    least = {each: _least_share(problem, kind, each) for each in dict.fromkeys(waiting)}
     pairs: dict[tuple[Instance, Instance], Pair | None] = {}
     devices: list[DeviceDraft] = []
     while waiting and (kind.count is None or len(devices) < kind.count):
@@ -86,7 +88,7 @@ def _place(problem: Problem, kind: Kind, rates: Mapping[str, float], policy: Pol
         scored: list[tuple[float, Instance, Pair]] = []
         for candidate in dict.fromkeys(waiting):
             if (target, candidate) not in pairs:
-                pairs[target, candidate] = _divide(problem, kind, target, candidate)
+                pairs[target, candidate] = _divide(problem, kind, target, candidate, least)
             pair = pairs[target, candidate]
             score = None if pair is None else policy(problem, pair.loads[0])((pair.loads[1],))
             if pair is not None and score is not None:
@@ -100,26 +102,50 @@ def _place(problem: Problem, kind: Kind, rates: Mapping[str, float], policy: Pol
     return devices
 
 
-def _divide(problem: Problem, kind: Kind, target: Instance, candidate: Instance) -> Pair | None:
+def _divide(
+    problem: Problem, kind: Kind, target: Instance, candidate: Instance, least: Mapping[Instance, int]
+) -> Pair | None:
     """Divide a device between two workloads, for the highest predicted throughput; None where no division serves
-    both."""
+    both. least: the share (‰) that each needs alone.
+
+    For each share of the target, the candidate gets the least of the rest that serves both, or all of it.
+    """
     if kind.max_partitions == 1:
         return None
     best: Pair | None = None
-    for share in kind.cuts:
-        for other in kind.cuts:
-            if share + other > WHOLE:
-                break
-            cuts = [
-                PartitionDraft(share, {target.model: target.rate}),
-                PartitionDraft(other, {candidate.model: candidate.rate}),
-            ]
-            made = batched_partitions(problem, kind, cuts)
-            if made is None:
-                continue
-            one, two = (Load(p.model, kind.name, p.batch, cut.share) for cut in made for p in cut.placements)
-            reached = _by_prediction(problem, one)((two,))
-            throughput = -math.inf if reached is None else reached
-            if best is None or (throughput, share + other) > (best.throughput, sum(cut.share for cut in best.cuts)):
-                best = Pair(cuts, (one, two), throughput)
+    for share in kind.cuts[kind.cuts.index(least[target]) :]:
+        rest = [cut for cut in kind.cuts if least[candidate] <= cut <= WHOLE - share]
+        smallest = next(
+            (pair for other in rest if (pair := _pair(problem, kind, target, share, candidate, other))), None
+        )
+        if smallest is None:
+            continue
+        whole = _pair(problem, kind, target, share, candidate, rest[-1])
+        best = max((pair for pair in (best, smallest, whole) if pair is not None), key=_preference)
     return best
+
+
+def _pair(problem: Problem, kind: Kind, target: Instance, share: int, candidate: Instance, other: int) -> Pair | None:
+    """Return two workloads on these shares (‰) of a device; None where a target is missed."""
+    cuts = [
+        PartitionDraft(share, {target.model: target.rate}),
+        PartitionDraft(other, {candidate.model: candidate.rate}),
+    ]
+    made = batched_partitions(problem, kind, cuts)
+    if made is None:
+        return None
+    one, two = (Load(p.model, kind.name, p.batch, cut.share) for cut in made for p in cut.placements)
+    reached = _by_prediction(problem, one)((two,))
+    return Pair(cuts, (one, two), -math.inf if reached is None else reached)
+
+
+def _preference(pair: Pair) -> tuple[float, int]:
+    """Return what decides between divisions: the predicted throughput, then how much of the device is used."""
+    return pair.throughput, sum(cut.share for cut in pair.cuts)
+
+
+def _least_share(problem: Problem, kind: Kind, instance: Instance) -> int:
+    """Return the least share (‰) that serves a workload alone; it came from the largest, which does."""
+    cuts = kind.cuts[:-1]
+    draft = {instance.model: instance.rate}
+    return next((cut for cut in cuts if fits_device(problem, kind, [PartitionDraft(cut, draft)])), kind.cuts[-1])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.errors import PlanError
 from cotenant.planners import PLANNERS, Problem, contract, inss, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.forecast import forecast
@@ -80,6 +81,25 @@ def test_every_quick_planner_with_either_objective_returns_valid_plan(name: str,
 @given(problem=problems(), rate=st.booleans())
 def test_every_search_planner_with_either_objective_returns_valid_plan(name: str, problem: Problem, rate: bool) -> None:
     solved(name, hurried(problem), rate=rate)
+
+
+ONE_BY_ONE = ["colocate", "gslice", "hetsev", "igniter", "max", "min", "roundrobin", "score"]
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_planners_that_place_instances_one_by_one_refuse_more_than_they_can(name: str) -> None:
+    """A billion requests/s; few devices bound how many instances there can be."""
+    problem = embedded()
+    model, rates = problem.models[0], {problem.models[0].name: 1e9}
+    (kind,) = problem.fleet
+    limited = msgspec.structs.replace(problem, models=(model,), rates=rates)
+    made = load_planner(name)(msgspec.structs.replace(limited, fleet=(msgspec.structs.replace(kind, count=2),)))
+    assert 0 < made.unserved[model.name] < 1e9
+    endless = msgspec.structs.replace(limited, fleet=(msgspec.structs.replace(kind, count=None),))
+    with pytest.raises(
+        PlanError, match=r"^model 'resnet50': its rate takes \d+ instances, .* at most 10000 of a model"
+    ):
+        load_planner(name)(endless)
 
 
 @every

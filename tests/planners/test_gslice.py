@@ -103,6 +103,19 @@ def test_gslice_fills_the_fullest_device_first() -> None:
     ]
 
 
+def test_gslice_tries_the_fullest_device_first_and_not_the_first() -> None:
+    made = plan(problem({"big": 600.0, "middle": 450.0, "some": 260.0, "least": 15.0}))
+    assert [[(model, share) for model, _, share in device] for device in cuts(made)] == [
+        [("big", 700)],
+        [("middle", 550), ("some", 350), ("least", 100)],
+    ]
+
+
+def test_gslice_places_the_largest_shares_first() -> None:
+    made = plan(problem({"small": 60.0, "middle": 450.0, "big": 600.0}))
+    assert [[model for model, _, _ in device] for device in cuts(made)] == [["big", "small"], ["middle"]]
+
+
 def test_gslice_splits_a_rate_beyond_a_device_and_reports_what_does_not_fit() -> None:
     made = plan(problem({"a": 2500.0}))
     assert made.unserved == {}

@@ -8,6 +8,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile
 from cotenant.planners import Problem
 from cotenant.planners.capacity import DeviceDraft
+from cotenant.planners.check import check
 from cotenant.planners.hetsev import Pending, pick_fairly, plan, queue_by_similarity, schedule
 from tests.planners.problems import profile
 
@@ -31,6 +32,9 @@ def problem(rates: dict[str, float], *fleet: Kind, seconds: float = 0.01, memory
 
 def gpu(**fields: object) -> Kind:
     return msgspec.structs.replace(Kind(name="gpu", cuts=HALVES, count=None), **fields)
+
+
+DEAR = Kind(name="dear", cuts=HALVES, count=10, price=3.0)
 
 
 def placed(plan: Plan) -> list[list[str]]:
@@ -62,6 +66,9 @@ def test_weighted_fairness_picks_by_length_times_median_waiting() -> None:
     assert pick_fairly(queues, [[1.0] * 6, [3.0] * 2], 4) == [*long[:2], *old]
     assert queues == [long[2:], []]
     assert pick_fairly(queues, [[1.0] * 4, []], 9) == long[2:]
+    # One that came late does not make its queue wait less: two that waited for 1, 3 and 9 weigh 3 each, not 1.
+    mixed = [list(long), [*old, pending("b", 2)]]
+    assert pick_fairly(mixed, [[1.0] * 6, [1.0, 3.0, 9.0]], 3) == [*old, long[0]]
     starved = [list(long), list(old)]
     assert pick_fairly(starved, [[1.0] * 6, [9.0] * 2], 3) == [*old, long[0]]
 
@@ -99,6 +106,51 @@ def test_hetsev_takes_the_next_kind_for_what_the_cheapest_lacks_devices_for() ->
     made = plan(problem({"a": 290.0}, gpu(name="cheap", price=1.0, count=1), gpu(name="dear", price=2.0)))
     assert [device.kind for device in made.devices] == ["cheap", "dear", "dear"]
     assert made.rate("a") == pytest.approx(290.0)
+
+
+def test_hetsev_gives_what_finds_no_device_of_the_cheapest_kind_the_next() -> None:
+    """Two of six fit on the cheap device; the others get halves of dear ones, and not all of those."""
+    made = plan(problem(dict.fromkeys("abcdef", 90.0), gpu(name="cheap", price=1.0, count=1), DEAR))
+    assert made.unserved == {}
+    assert [device.kind for device in made.devices] == ["cheap", "dear", "dear"]
+
+
+def test_hetsev_puts_what_a_dear_kind_lacks_devices_for_beside_others_on_a_cheap_one() -> None:
+    """`a` takes half of a cheap device; `b` to `d` are cheaper on the dear kind, which has room for two. `d` then gets
+    the three instances, each of 1 / 0.06 requests/s, that three cheap devices have room for, one beside `a`."""
+    asked = problem(dict.fromkeys("abcd", 90.0), gpu(name="cheap", price=2.0, count=3), DEAR)
+    slow = profile("slow", "cheap", {(500, 1): 0.06, (1000, 1): 0.03}, GIB)
+    asked = msgspec.structs.replace(
+        asked,
+        fleet=(asked.fleet[0], msgspec.structs.replace(DEAR, count=1)),
+        profiles={**asked.profiles, **{(name, "cheap"): slow for name in "bcd"}},
+    )
+    made = plan(asked)
+    assert made.unserved == {"d": pytest.approx(90.0 - 3 / 0.06)}
+    assert placed(made) == [["a", "d"], ["d"], ["d"], ["b", "c"]]
+    assert check(made, asked) == []
+
+
+def test_hetsev_counts_a_free_kind_as_free_and_one_without_price_as_dearest() -> None:
+    free, cheap = gpu(name="free", price=0.0), gpu(name="cheap", price=0.5)
+    unknown = gpu(name="unknown", price=None)
+    assert [device.kind for device in plan(problem({"a": 90.0}, cheap, free)).devices] == ["free"]
+    assert [device.kind for device in plan(problem({"a": 90.0}, unknown, DEAR)).devices] == ["dear"]
+
+
+def test_hetsev_without_prices_takes_the_kind_of_which_least_is_needed() -> None:
+    """A kind whose least part is the whole device, against two halves of another."""
+    asked = problem({"a": 90.0}, gpu(name="whole", cuts=(1000,)), gpu(name="half"))
+    assert [device.kind for device in plan(asked).devices] == ["half"]
+    priced = problem({"a": 90.0}, gpu(name="whole", cuts=(1000,), price=1.5), gpu(name="half", price=2.0))
+    assert [device.kind for device in plan(priced).devices] == ["half"]
+
+
+def test_hetsev_takes_the_faster_of_two_kinds_that_cost_alike() -> None:
+    asked = problem({"a": 20.0}, gpu(name="slow", price=1.0), gpu(name="fast", price=1.0))
+    profiles = {**asked.profiles, ("a", "slow"): profile("a", "slow", {(500, 1): 0.04, (1000, 1): 0.02}, GIB)}
+    made = plan(msgspec.structs.replace(asked, profiles=profiles))
+    assert [device.kind for device in made.devices] == ["fast"]
 
 
 def test_hetsev_gives_a_model_more_than_half_where_its_target_needs_it() -> None:

@@ -1,21 +1,25 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
-from cotenant.planners import Problem
+from cotenant.planners import Problem, igniter
 from cotenant.planners.check import check
 from cotenant.planners.igniter import plan
 from cotenant.predictors import Load
 from experiments.data import igniter as published
 from tests.experiments.data import needs_data
-from tests.planners.problems import ProportionalInterference, linear
+from tests.planners.problems import ProportionalInterference, linear, profile
 
 UNITS = tuple(range(25, 1001, 25))  # iGniter's unit is 2.5 %
 
@@ -111,3 +115,48 @@ def test_igniter_splits_a_rate_beyond_a_device_into_equal_parts() -> None:
 
 def test_igniter_leaves_a_target_that_no_share_meets_unserved() -> None:
     assert plan(problem({"a": 10.0}, slo=0.001)).unserved == {"a": 10.0}
+
+
+def test_igniter_places_what_has_the_largest_lower_bound_first() -> None:
+    """Shares of 30 % and 70 % of a device, the small ones first in the problem."""
+    made = plan(problem({"s": 100.0, "t": 100.0, "big": 2500.0, "huge": 2500.0}, slo=0.016, cuts=(300, 700)))
+    assert [[model for model, _, _ in gpu] for gpu in gpus(made)] == [["big", "s"], ["huge", "t"]]
+
+
+def test_igniter_splits_a_rate_into_the_fewest_parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a batch of 1 takes half of the target, and 95,000 parts of the rate gather one row in that time."""
+    asked = problem({"a": 1e5}, slo=1.9, cuts=(500, 1000), count=2)
+    slow = profile("a", "k", {(share, batch): (0.001, 1.0)[batch - 1] for share in (500, 1000) for batch in (1, 2)})
+    calls = Mock(side_effect=igniter._keeps)
+    monkeypatch.setattr(igniter, "_keeps", calls)
+    made = plan(msgspec.structs.replace(asked, profiles={("a", "k"): slow}))
+    assert gpus(made) == [[("a", 1, 500)] * 2] * 2
+    assert made.rate("a") == pytest.approx(4 * 1e5 / 95_000)
+    assert calls.call_count < 50
+
+
+@given(
+    rate=st.floats(0.1, 3000.0),
+    slo=st.floats(0.005, 0.5),
+    fixed=st.floats(1e-4, 0.01),
+    work=st.floats(1e-5, 0.01),
+    most=st.integers(1, 12),
+)
+def test_igniter_parts_are_the_fewest_that_have_a_lower_bound(
+    rate: float, slo: float, fixed: float, work: float, most: int
+) -> None:
+    asked = problem({"a": rate}, slo=slo, cuts=(500, 1000))
+    known = linear("a", "k", fixed, work, (500, 1000), range(1, most + 1))
+    asked = msgspec.structs.replace(asked, profiles={("a", "k"): known})
+    (kind,) = asked.fleet
+
+    def bounded(count: int) -> bool:
+        part = rate / count
+        batch = min(most, math.ceil(part * slo / 2 * (1 - 1e-9)))
+        return any(igniter._keeps(asked, kind, igniter.Workload("a", part, batch, share), ()) for share in kind.cuts)
+
+    parts = igniter._workloads(asked, kind, "a", rate)
+    if not parts:
+        assert 2 * (fixed + work) > slo
+    else:
+        assert bounded(len(parts)) and (len(parts) == 1 or not bounded(len(parts) - 1))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, load_planner, pairs
+from cotenant.planners.capacity import batched_partitions
 from cotenant.planners.check import check
 from cotenant.predictors import Load
 
@@ -73,6 +75,20 @@ def test_a_device_is_divided_so_that_both_serve_their_rates() -> None:
     """60 requests/s take three quarters, which leaves one."""
     made = pairs.plan(problem({"target": 60.0, "calm": 15.0}))
     assert [[cut.share for cut in device.partitions] for device in made.devices] == [[750, 250]]
+
+
+def test_of_divisions_alike_in_throughput_the_one_that_leaves_least_idle_is_taken() -> None:
+    made = pairs.plan(problem({"target": 20.0, "calm": 15.0}))
+    assert [sum(cut.share for cut in device.partitions) for device in made.devices] == [1000]
+
+
+def test_devices_with_many_legal_shares_are_divided_in_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two for each share of the target, of 4,950 divisions into whole percents."""
+    tries = Mock(side_effect=batched_partitions)
+    monkeypatch.setattr(pairs, "batched_partitions", tries)
+    made = pairs.plan(problem({"target": 20.0, "calm": 15.0}, cuts=tuple(range(10, 1001, 10))))
+    assert placed(made) == [["target", "calm"]]
+    assert tries.call_count < 200
 
 
 def test_who_finds_no_partner_is_alone() -> None:

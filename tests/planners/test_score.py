@@ -102,6 +102,16 @@ def test_score_expects_less_by_the_interference_of_each_colocated_workload() -> 
     assert check(plan(asked), asked) == []
 
 
+def test_score_expects_less_by_the_time_that_others_in_the_partition_take() -> None:
+    """`b` has what `a` leaves of 286.14 queries/s on the whole A30, `a` what `b` leaves; it is idle without `a`."""
+    asked = problem({"a": 100.0, "b": 50.0}, A30)
+    binding = node_binding(asked, DeviceDraft(A30, [PartitionDraft(1000, {"a": 100.0})]), Instance("b", 50.0))
+    assert binding is not None
+    errors = [(286.14 - 50 - 100) / 100, (286.14 - 100 - 50) / 50]
+    idle = 1 - 100 / 286.14
+    assert binding.score == pytest.approx(100 * idle * sum(1 / (1 + e) for e in errors) / 2)
+
+
 def test_score_does_not_cut_a_device_anew_that_is_not_empty() -> None:
     """The first workload needs a whole A30, so the second, for which a quarter would do, shares its time or waits."""
     one = msgspec.structs.replace(A30, count=1)
