@@ -35,6 +35,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.planners.capacity import (
+    ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
     build_plan,
@@ -148,7 +149,7 @@ def _mps_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
     for share in dict.fromkeys(shares):
         after = [*device.cuts, PartitionDraft(share, {instance.model: instance.rate})]
         pods = _pods(problem, kind, after, range(len(after)))
-        if pods[-1].expected >= instance.rate and fits(problem, DeviceDraft(kind, after)):
+        if pods[-1].expected >= instance.rate * (1 - ROUNDING_TOLERANCE) and fits(problem, DeviceDraft(kind, after)):
             return [Binding(after, partition_score(pods, busy))]
     return []
 

@@ -71,6 +71,11 @@ def test_score_limits_a_workload_to_the_smallest_mps_share_that_meets_its_object
     assert cuts(plan(problem({"a": rate}, V100))) == {"v100-0": [(share, ["a"])]}
 
 
+def test_score_serves_a_rate_that_devices_just_reach_but_for_rounding() -> None:
+    made = plan(problem({"a": 3 * 268.11 * (1 + 1e-10)}, msgspec.structs.replace(V100, count=3)))
+    assert [len(device.partitions) for device in made.devices] == [1, 1, 1]
+
+
 def test_score_chooses_the_kind_that_comes_nearest_to_the_objective() -> None:
     """139 queries/s: a quarter of the A30 reaches 139.45, of the V100 163.82. 160: the V100's, for the A30's half
     reaches 220."""
