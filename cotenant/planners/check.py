@@ -14,6 +14,7 @@ import msgspec
 
 from cotenant.core import mig
 from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.profile import MAX_BATCH
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.applications import overlong_paths, without_applications
@@ -183,7 +184,14 @@ def _cycle_violations(
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:
-    return [Load(placement.model, kind, placement.batch, partition.share) for placement in partition.placements]
+    """Return what runs on a partition, but for placements that no load describes, which are violations themselves."""
+    if not 0 < partition.share <= WHOLE:
+        return []
+    return [
+        Load(placement.model, kind, placement.batch, partition.share)
+        for placement in partition.placements
+        if 0 < placement.batch <= MAX_BATCH
+    ]
 
 
 def _rate_violations(plan: Plan, problem: Problem) -> list[Violation]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,19 +64,14 @@ def standby(server: Server) -> str:
 def test_worker_that_is_killed_is_replaced_by_its_standby_and_no_request_is_lost(tmp_path: Path) -> None:
     async def main() -> None:
         async with asked(given(tmp_path)) as asking:
-            seen, away = set(asking.pids()), []
+            seen = set(asking.pids())
             for _ in range(KILLS):
                 await until(lambda: standby(asking.server) == "ready")
                 (pid,) = asking.pids()
                 os.kill(pid, signal.SIGKILL)
-                begun = time.monotonic()
-                while asking.pids() in ([], [pid]):
-                    await asyncio.sleep(0.001)
-                away.append(time.monotonic() - begun)
+                await until(lambda pid=pid: asking.pids() not in ([], [pid]))  # type: ignore[misc]
                 seen |= set(asking.pids())
             assert len(seen) == KILLS + 1
-            # A process that has to load its models takes a tenth of a second and more, even beside nothing else.
-            assert sorted(away)[KILLS // 2] < 0.08, away
             (worker,) = asking.server._rollouts.workers()
             assert (worker.restarts, worker.promotions) == (KILLS, KILLS)
             metrics = render(asking.server.metrics(), "")[0].decode()

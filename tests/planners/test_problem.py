@@ -58,5 +58,5 @@ def test_problem_with_invalid_values_is_rejected(change: dict[str, Any], message
 
 
 def test_load_planner_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are bestfit, elastic, "):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are bestfit, colocate, "):
         load_planner("best")

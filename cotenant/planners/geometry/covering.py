@@ -75,7 +75,7 @@ class Fleet(msgspec.Struct, frozen=True):
             for pattern in self.patterns
             if pattern.kind not in self.added_up
         ]
-        for k in sorted(self.added_up):
+        for k in sorted(self.added_up & {pattern.kind for pattern in self.patterns}):
             first = self._first_slot(k)
             most = max(sum(many for _, many in pattern.pieces) for pattern in self.patterns if pattern.kind == k)
             limits = (float(most), *(1.0,) * (SHARE_LIMITS - 1))

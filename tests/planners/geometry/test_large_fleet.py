@@ -83,6 +83,20 @@ def test_infeasible_rates_are_proven_and_feasible_ones_are_not() -> None:
     assert short.provenance.proven == "infeasible"
 
 
+def test_kind_for_which_there_is_no_profile_is_left_alone() -> None:
+    cuts = tuple(range(50, 1001, 50))
+    points = [Point(share=share, batch=1, latency=10.0 / share, memory=0) for share in cuts]
+    asked = Problem(
+        models=(Model(name="m", slo=0.5, max_batch=1),),
+        rates={"m": 631.0},
+        fleet=(Kind(name="k", count=None, cuts=cuts), Kind(name="l", count=None, cuts=cuts)),
+        profiles={("m", "l"): Profile("m", "l", points)},
+    )
+    plan = geometry.plan(asked)
+    assert check(plan, asked) == [] and not plan.unserved
+    assert {device.kind for device in plan.devices} == {"l"}
+
+
 def test_plan_that_reaches_its_bound_is_proven_optimal() -> None:
     kind = Kind(name="k", count=None, price=2.0)
     profile = Profile("m", "k", [Point(share=1000, batch=1, latency=0.01, memory=0)])
