@@ -61,7 +61,7 @@ def test_reserve_gives_its_descriptors_back_within_and_takes_them_again(monkeypa
         opened = 0
         for descriptor in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # the folder's own, which is closed by now
-                opened += os.readlink(descriptor) == os.devnull
+                opened += str(descriptor.readlink()) == os.devnull
         return opened
 
     before = count()
