@@ -5,7 +5,8 @@ recorded batch latencies of the second run: the remaining difference is the simu
 admission (correlated inspection of a trace-driven model). And once with the latencies of the first run alone: this
 prediction cannot be closer than the two live runs are to each other, which is shown next to it, since on a shared
 machine batch latencies drift by a tenth within minutes. A third simulation has only the profiles to go by, and lends
-idle share of processors where the server does: what is said of a plan before anything has run.
+idle share of processors where the server does: what is said of a plan before anything has run, but for the time that
+requests spend outside of the server, which is the first run's.
 """
 
 from __future__ import annotations

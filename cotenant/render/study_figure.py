@@ -30,12 +30,14 @@ def save_study(planners: Sequence[StudySummary], problems: Sequence[StudySummary
     rows = {each.planner: i for i, each in enumerate(reversed(planners))}
     for axes, (heading, of, factor, logarithmic) in zip(spots, PANELS, strict=True):
         least = FLOOR if logarithmic else 0.0
+        drawn = [least]
         for each in problems:
             estimate = of(each)
             if estimate is not None and each.planner in rows:
                 number = names.index(each.problem)
                 height = rows[each.planner] + 0.3 * ((number + 0.5) / len(names) - 0.5)
                 x = max(least, estimate.mean * factor)
+                drawn.append(x)
                 axes.plot(x, height, ".", color=COLOURS[number % len(COLOURS)], markersize=3, alpha=0.6)
         for each in planners:
             estimate = of(each)
@@ -46,6 +48,8 @@ def save_study(planners: Sequence[StudySummary], problems: Sequence[StudySummary
                 axes.plot(mean, rows[each.planner], "o", color="black", markersize=4)
         if logarithmic:
             axes.set_xscale("log")
+        else:  # an interval of very few problems may go far beyond all of them
+            axes.set_xlim(-0.05 * max(drawn), 1.05 * max(drawn) or 1.0)
         axes.set_title(heading, loc="left", fontsize=9)
         axes.grid(axis="both", color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
