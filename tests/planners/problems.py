@@ -8,6 +8,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem
 from cotenant.planners.contract import DRAM, SM, random_problem
@@ -77,3 +78,11 @@ def embedded(scale: float = 1.0) -> Problem:
         fleet=(Kind(name="cpu", cuts=EVERY_5),),
         profiles={(name, "cpu"): linear(name, "cpu", fixed, work) for name, (fixed, work, _, _) in table.items()},
     )
+
+
+def placements_by_device(plan: Plan) -> list[list[tuple[str, int, int]]]:
+    """Model, batch and share of each partition, by device."""
+    return [
+        [(placement.model, placement.batch, cut.share) for cut in device.partitions for placement in cut.placements]
+        for device in plan.devices
+    ]

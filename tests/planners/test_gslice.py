@@ -4,22 +4,14 @@ import msgspec
 import pytest
 
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.gslice import Slice, Tuner, plan
-from tests.planners.problems import EVERY_5, ProportionalInterference, linear, profile
+from tests.planners.problems import EVERY_5, ProportionalInterference, linear, placements_by_device, profile
 
 # iGniter's Figures 15 and 16: ms of ResNet-50's batches of 1 and 2 at the shares that GSLICE gave it, for a target of
 # 25 ms and 150 requests/s. A batch of 2 at 30 % ended 110.4 requests/s, one at 40.8 % 138.
 OBSERVED = {(300, 1): 9.984e-3, (300, 2): 18.197e-3, (408, 1): 8.732e-3, (408, 2): 14.521e-3, (582, 2): 10.754e-3}
-
-
-def cuts(plan: Plan) -> list[list[tuple[str, int, int]]]:
-    return [
-        [(placement.model, placement.batch, cut.share) for cut in device.partitions for placement in cut.placements]
-        for device in plan.devices
-    ]
 
 
 def problem(rates: dict[str, float], slo: float = 0.1, **kind: object) -> Problem:
@@ -50,7 +42,7 @@ def test_gslice_tunes_resnet50_through_the_shares_of_igniters_figure_16() -> Non
     second, highest = tuner.tune_batches((Slice("resnet50", 150.0, 408),))
     assert second[0].batch == 1
     assert highest == [pytest.approx(138, rel=0.01)]
-    assert cuts(plan(asked)) == [[("resnet50", 2, 582)]]
+    assert placements_by_device(plan(asked)) == [[("resnet50", 2, 582)]]
 
 
 def test_gslice_grows_a_share_in_proportion_to_the_rate_that_it_lacks() -> None:
@@ -64,12 +56,12 @@ def test_gslice_grows_a_share_in_proportion_to_the_rate_that_it_lacks() -> None:
         fleet=(Kind(name="v100", cuts=(300, 380, 408)),),
         profiles={("resnet50", "v100"): profile("resnet50", "v100", latencies)},
     )
-    assert cuts(plan(asked)) == [[("resnet50", 2, 408)]]
+    assert placements_by_device(plan(asked)) == [[("resnet50", 2, 408)]]
 
 
 def test_gslice_ends_on_the_least_share_that_meets_both() -> None:
     """Four rows take 40 ms on 20 %. On 15 % three take 46.7 ms, which is too slow, and four too long."""
-    assert cuts(plan(problem({"a": 100.0}))) == [[("a", 4, 200)]]
+    assert placements_by_device(plan(problem({"a": 100.0}))) == [[("a", 4, 200)]]
 
 
 def test_gslice_keeps_a_share_that_is_faster_than_needed_by_less_than_a_tenth() -> None:
@@ -88,16 +80,16 @@ def test_gslice_keeps_a_share_that_is_faster_than_needed_by_less_than_a_tenth() 
 
 def test_gslice_observes_interference_and_grows_whom_it_makes_late() -> None:
     apart = problem({"a": 100.0, "b": 100.0})
-    assert cuts(plan(apart)) == [[("a", 4, 200), ("b", 4, 200)]]
+    assert placements_by_device(plan(apart)) == [[("a", 4, 200), ("b", 4, 200)]]
     crowded = msgspec.structs.replace(apart, interference=ProportionalInterference(1.0))
     made = plan(crowded)
-    assert all(share > 200 for device in cuts(made) for _, _, share in device)
+    assert all(share > 200 for device in placements_by_device(made) for _, _, share in device)
     assert check(made, crowded) == []
 
 
 def test_gslice_fills_the_fullest_device_first() -> None:
     made = plan(problem({"big": 600.0, "middle": 450.0, "small": 60.0}))
-    assert [[(model, share) for model, _, share in device] for device in cuts(made)] == [
+    assert [[(model, share) for model, _, share in device] for device in placements_by_device(made)] == [
         [("big", 700), ("small", 150)],
         [("middle", 550)],
     ]
@@ -105,7 +97,7 @@ def test_gslice_fills_the_fullest_device_first() -> None:
 
 def test_gslice_tries_the_fullest_device_first_and_not_the_first() -> None:
     made = plan(problem({"big": 600.0, "middle": 450.0, "some": 260.0, "least": 15.0}))
-    assert [[(model, share) for model, _, share in device] for device in cuts(made)] == [
+    assert [[(model, share) for model, _, share in device] for device in placements_by_device(made)] == [
         [("big", 700)],
         [("middle", 550), ("some", 350), ("least", 100)],
     ]
@@ -113,7 +105,10 @@ def test_gslice_tries_the_fullest_device_first_and_not_the_first() -> None:
 
 def test_gslice_places_the_largest_shares_first() -> None:
     made = plan(problem({"small": 60.0, "middle": 450.0, "big": 600.0}))
-    assert [[model for model, _, _ in device] for device in cuts(made)] == [["big", "small"], ["middle"]]
+    assert [[model for model, _, _ in device] for device in placements_by_device(made)] == [
+        ["big", "small"],
+        ["middle"],
+    ]
 
 
 def test_gslice_splits_a_rate_beyond_a_device_and_reports_what_does_not_fit() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem, igniter
 from cotenant.planners.check import check
@@ -19,17 +18,9 @@ from cotenant.planners.igniter import plan
 from cotenant.predictors import Load
 from experiments.data import igniter as published
 from tests.experiments.data import needs_data
-from tests.planners.problems import ProportionalInterference, linear, profile
+from tests.planners.problems import ProportionalInterference, linear, placements_by_device, profile
 
 UNITS = tuple(range(25, 1001, 25))  # iGniter's unit is 2.5 %
-
-
-def gpus(plan: Plan) -> list[list[tuple[str, int, int]]]:
-    """Model, batch and share of each partition, by device."""
-    return [
-        [(placement.model, placement.batch, cut.share) for cut in device.partitions for placement in cut.placements]
-        for device in plan.devices
-    ]
 
 
 def problem(rates: dict[str, float], slo: float = 0.1, **kind: object) -> Problem:
@@ -66,21 +57,23 @@ def test_igniter_on_its_published_example_makes_the_published_plan() -> None:
         interference=coefficients,
     )
     made = plan(example)
-    assert [sorted(gpu) for gpu in gpus(made)] == [[("alexnet", 4, 100), ("resnet50", 8, 300), ("vgg19", 6, 375)]]
+    assert [sorted(gpu) for gpu in placements_by_device(made)] == [
+        [("alexnet", 4, 100), ("resnet50", 8, 300), ("vgg19", 6, 375)]
+    ]
     assert check(made, example) == []
 
 
 def test_igniter_batch_is_what_gathers_in_half_of_the_target() -> None:
     """⌈200/s · 50 ms⌉ = 10 rows take 50 ms on (2 + 10 · 0.1) ms / 50 ms = 6 % of a device."""
-    assert gpus(plan(problem({"a": 200.0}))) == [[("a", 10, 75)]]
-    assert gpus(plan(problem({"a": 0.5}))) == [[("a", 1, 50)]]
+    assert placements_by_device(plan(problem({"a": 200.0}))) == [[("a", 10, 75)]]
+    assert placements_by_device(plan(problem({"a": 0.5}))) == [[("a", 1, 50)]]
 
 
 def test_igniter_under_interference_grows_every_model_of_the_device_that_is_late() -> None:
     asked = problem({"a": 200.0, "b": 180.0})
-    assert gpus(plan(asked)) == [[("a", 10, 75), ("b", 9, 75)]]
+    assert placements_by_device(plan(asked)) == [[("a", 10, 75), ("b", 9, 75)]]
     slowed = msgspec.structs.replace(asked, interference=ProportionalInterference(3.0))
-    assert gpus(plan(slowed)) == [[("a", 10, 100), ("b", 9, 100)]]
+    assert placements_by_device(plan(slowed)) == [[("a", 10, 100), ("b", 9, 100)]]
     assert check(plan(slowed), slowed) == []
 
 
@@ -96,11 +89,11 @@ class Crowd:
 def test_igniter_places_on_the_device_where_arrival_takes_least() -> None:
     """`c` takes 20 % of a device, and 40 % beside `crowd`, which has the first device."""
     asked = problem({"crowd": 2500.0, "big": 2500.0, "c": 200.0}, slo=0.024, cuts=(200, 400, 600))
-    assert gpus(plan(asked)) == [[("crowd", 30, 600), ("c", 3, 200)], [("big", 30, 600)]]
+    assert placements_by_device(plan(asked)) == [[("crowd", 30, 600), ("c", 3, 200)], [("big", 30, 600)]]
     slowed = msgspec.structs.replace(asked, interference=Crowd())
-    assert gpus(plan(slowed)) == [[("crowd", 30, 600)], [("big", 30, 600), ("c", 3, 200)]]
+    assert placements_by_device(plan(slowed)) == [[("crowd", 30, 600)], [("big", 30, 600), ("c", 3, 200)]]
     alone = msgspec.structs.replace(slowed, rates={"crowd": 2500.0, "c": 200.0})
-    assert gpus(plan(alone)) == [[("crowd", 30, 600), ("c", 3, 400)]]
+    assert placements_by_device(plan(alone)) == [[("crowd", 30, 600), ("c", 3, 400)]]
 
 
 def test_igniter_splits_a_rate_beyond_a_device_into_equal_parts() -> None:
@@ -120,7 +113,7 @@ def test_igniter_leaves_a_target_that_no_share_meets_unserved() -> None:
 def test_igniter_places_what_has_the_largest_lower_bound_first() -> None:
     """Shares of 30 % and 70 % of a device, the small ones first in the problem."""
     made = plan(problem({"s": 100.0, "t": 100.0, "big": 2500.0, "huge": 2500.0}, slo=0.016, cuts=(300, 700)))
-    assert [[model for model, _, _ in gpu] for gpu in gpus(made)] == [["big", "s"], ["huge", "t"]]
+    assert [[model for model, _, _ in gpu] for gpu in placements_by_device(made)] == [["big", "s"], ["huge", "t"]]
 
 
 def test_igniter_splits_a_rate_into_the_fewest_parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +123,7 @@ def test_igniter_splits_a_rate_into_the_fewest_parts_at_once(monkeypatch: pytest
     calls = Mock(side_effect=igniter._keeps)
     monkeypatch.setattr(igniter, "_keeps", calls)
     made = plan(msgspec.structs.replace(asked, profiles={("a", "k"): slow}))
-    assert gpus(made) == [[("a", 1, 500)] * 2] * 2
+    assert placements_by_device(made) == [[("a", 1, 500)] * 2] * 2
     assert made.rate("a") == pytest.approx(4 * 1e5 / 95_000)
     assert calls.call_count < 50
 
