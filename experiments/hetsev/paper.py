@@ -5,6 +5,7 @@ from __future__ import annotations
 # Section 3.1 and Figure 1: instances of one model on a GPU, mean of four models.
 FIG01_INSTANCES = 3
 FIG01_THROUGHPUT_RATIO = 1.85  # times one instance's throughput
+FIG01_UTILISATION_RATIO = 2.76  # times one instance's GPU utilisation
 
 # Section 6.1 and Figure 5: two models share a load that goes from 200 to 1,000 requests/s in a spike at 3,500 s.
 FIG05_MIX = {"ResNet50": 0.6, "Inception-v3": 0.4}

@@ -13,3 +13,14 @@ MSE_THREE = 0.15
 # Section 7.1.1, Figure 7.2, linear regression: "over 96 %".
 FIG72 = {"lr": 0.96}
 TECHNIQUES = {"lr": "LR", "rf": "RF", "nn": "NN", "automl": "AutoML"}
+
+# Table 5.1: model in the data, SM busy and memory busy in percent, memory in GB, averages over batches of 2, 8 and 16.
+TABLE51 = {
+    "BERT-train": ("bert-base-cased-train", 97.0, 45.2, 5.1),
+    "ViT-train": ("vit_h_14-train", 97.2, 37.0, 17.6),
+    "ALBERT-train": ("albert-base-v2-train", 97.2, 45.1, 7.1),
+    "BERT-inf": ("bert-base-cased-inf", 95.1, 38.6, 1.4),
+    "ViT-inf": ("vit-base-patch16-224-inf", 28.5, 5.4, 3.2),
+    "Whisper-inf": ("whisper-large-v2-inf", 44.2, 19.6, 11.7),
+    "Wav2Vec2-inf": ("wav2vec2-base-960h-inf", 18.9, 6.6, 12.2),
+}
