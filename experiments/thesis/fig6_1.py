@@ -1,7 +1,7 @@
 """Reproduce Figure 6.1: queries per second of each model on a whole, half and quarter of both GPUs.
 
-The published matrix has three workloads of each model; a model's number here is their mean, in the units of the matrix.
-The thesis says that throughput falls with the part, that small models lose less, and that some come within 1 % of the
+The published matrix, in its first version, has three workloads of each model; a model's number here is their mean. The
+thesis says that throughput falls with the part, that small models lose less, and that some come within 1 % of the
 optimum on a part of the GPU.
 """
 
@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: Options) -> list[Row]:
     """Read the published matrix. The result is deterministic."""
-    names, columns, values = thesis.configurations()
+    names, columns, values = thesis.first_configurations()
     rows = []
     for gpu in GPUS:
         for model, indices in by_model(names).items():

@@ -93,7 +93,8 @@ def test_kace_table_5_1_is_that_of_the_data_to_the_last_digit(tmp_path: Path) ->
 def test_thesis_figure_6_1_small_parts_cost_onnx_resnet_most_and_some_models_next_to_nothing(tmp_path: Path) -> None:
     rows = fig6_1.run(Options())
     assert len(rows) == 12
-    assert all(row.quarter <= row.half <= row.whole for row in rows)
+    rising = {(row.gpu, row.model) for row in rows if not row.quarter <= row.half <= row.whole}
+    assert rising == {("A30", "tensorflow_ssd_mobilenet")}
     assert min(rows, key=lambda row: row.quarter_percent).model == "onnx_resnet50"
     assert max(row.half_percent for row in rows) > 99  # "as close as 1 % to the optimal"
     fig6_1.plot(rows, tmp_path / "f.svg")
