@@ -104,6 +104,10 @@ class DeploymentBuilder:
         """Return those profiles of a deployment that were measured, not given by the settings."""
         return {key: profile for key, profile in deployment.problem.profiles.items() if key not in self._given}
 
+    async def keep_profile(self, entry: Entry, profile: Profile) -> Profile:
+        """Keep a profile that has more points now, as `ProfileSource.keep` does."""
+        return await self._profiles.keep(entry, profile)
+
     async def planned(self, deployment: Deployment, slowdowns: Mapping[str, float] | None = None) -> Deployment:
         """Return a deployment with a plan for its problem. slowdowns: of batches, by model, that the plan counts
         with."""
@@ -220,8 +224,8 @@ class DeploymentBuilder:
                 profiles |= {(name, profile.kind): profile for profile in measured}
         if unmeasured and not self._profiles.full:
             logger.info(
-                "%s profiled at a few points each; `cotenant profile` measures more, best on a quiet machine, and the "
-                "next start or `cotenant reload` plans with that",
+                "%s profiled at a few points each; a server that adapts measures more once the machine is quiet, "
+                "`cotenant profile` at once, for the next start or `cotenant reload`",
                 show_count(len(unmeasured), "model"),
             )
         return served, profiles

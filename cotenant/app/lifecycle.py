@@ -13,6 +13,7 @@ from typing import BinaryIO
 from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.profile_source import Progress, ignore_progress
+from cotenant.app.refinement import refining
 from cotenant.app.reloader import Reloader
 from cotenant.app.repository_poller import RepositoryPoller, polling
 from cotenant.app.running_server import Addresses, RunningServer
@@ -131,7 +132,11 @@ async def running(
             prepared = await (prepare or prepare_deployment)(builder)
             check_serves_something(prepared.deployment)
             await server.start(prepared.deployment, prepared.learnt)
-            async with _kept(server, builder), _following(poller, settings.repository_poll_interval):
+            async with (
+                _kept(server, builder),
+                _following(poller, settings.repository_poll_interval),
+                refining(settings, backend, server, builder),
+            ):
                 yield RunningServer(server, reloader, addresses)
         finally:
             await server.drain(settings.grace)

@@ -96,9 +96,26 @@ class ProfileSource:
         profiles = dict(known.known)
         for missing in known.missing:
             profile = await self._measure(entry, info, missing, number, count)
-            cache.store_profile(missing.key, profile)
-            self._measured[missing.key] = profiles[missing.kind.name] = profile
+            profiles[missing.kind.name] = self._store(missing.key, profile)
         return [profiles[kind.name] for kind in self._kinds]
+
+    async def keep(self, entry: Entry, profile: Profile) -> Profile:
+        """Keep a first profile that has more points now, and return it as the next start will find it. Raises
+        ModelError where the model's file is not the one any more that was profiled, ConfigError where the cache cannot
+        be written."""
+        kind = next(kind for kind in self._kinds if kind.name == profile.kind)
+        digest = await asyncio.to_thread(cache.file_digest, entry.path)
+        key = self._key(entry, kind, coarse_grid_of(kind), digest)
+        if key not in self._measured:
+            raise ModelError(f"{entry.path} has changed since the model was loaded")
+        return self._store(key, profile)
+
+    def _store(self, key: str, profile: Profile) -> Profile:
+        """Cache a profile, and return it as it will be read: a plan that is kept for the next start is of no use with
+        one that differs in the last digit."""
+        cache.store_profile(key, profile)
+        self._measured[key] = profile = cache.load_profile(key) or profile
+        return profile
 
     async def _look_up(self, entry: Entry, kind: Kind) -> tuple[Profile | None, Missing | None]:
         if self._backend.name == "fake":

@@ -53,8 +53,10 @@ class Reloader:
                     check_serves_something(deployment)
                     await self._server.apply(deployment)
             except CotenantError as error:
+                self._server.reloaded(f"{REJECTED}: {error}")
                 logger.error("%s: %s", REJECTED, error)
                 raise
+            self._server.reloaded()
             logger.info("configuration reloaded")
             if self._on_reload is not None:
                 self._on_reload(settings)

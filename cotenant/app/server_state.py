@@ -146,16 +146,17 @@ async def kept(
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
     nothing.
     """
-    stored: tuple[Learnt, dict[str, ProfileCorrection]] | None = None
+    stored: tuple[str, Learnt, dict[str, ProfileCorrection]] | None = None
 
     async def store() -> None:
         nonlocal stored
         learnt = current()
         if learnt is None:
             return
-        now = learnt, {} if corrections is None else dict(corrections.known)
+        # Profiles that are refined change the key alone.
+        now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
         if now != stored:
-            await asyncio.to_thread(lambda: file.store(key(), *now))
+            await asyncio.to_thread(file.store, *now)
             stored = None if file.problem else now  # what could not be stored is tried again
 
     async def watch() -> None:

@@ -92,11 +92,14 @@ class Cpu:
         return f"CPU limits: self-throttling workers, verified by the server{lent}"
 
     def with_ceilings(self) -> Cpu:
-        if not self._lend:
-            return self
-        ceilings = Cpu(enforcement=self._enforcement, reserve=self._reserve)
-        ceilings.cores, ceilings.capacity = self.cores, self.capacity
-        return ceilings
+        return self.beside() if self._lend else self
+
+    def beside(self) -> Cpu:
+        """Return the same device with partitions of its own, whose shares are ceilings: what is opened there counts for
+        nothing here."""
+        beside = Cpu(enforcement=self._enforcement, reserve=self._reserve)
+        beside.cores, beside.capacity = self.cores, self.capacity
+        return beside
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
         """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition

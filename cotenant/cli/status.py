@@ -90,7 +90,8 @@ def status_view(status: Status) -> RenderableType:
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
-    return Group(*starting, models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
+    rejected = [Text(status.reload_error, style="red")] if status.reload_error else []
+    return Group(*starting, *rejected, models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
 
 
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:

@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warm_workers: pre-started worker processes for each set of libraries that models need. standby_workers: workers for
     each device that have loaded the models of a partition, and take over when its worker dies.
     adapt: whether the server plans again while it serves, for the rates and latencies that it sees. forecast: of these
-    rates.
+    rates. refine_profiles: whether it measures, while the machine is quiet, what a first profile left out.
     worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
     workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
@@ -134,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_memory: int | None
     worker_environment: tuple[str, ...]
     adapt: bool
+    refine_profiles: bool
     forecast: ForecastOptions
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
@@ -234,6 +235,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     worker_memory: str | None = None
     worker_environment: tuple[str, ...] = ()
     adapt: bool = True
+    refine_profiles: bool = True
     forecast: _ForecastEntry = msgspec.field(default_factory=_ForecastEntry)
     rollout_memory: str = "refuse"
     max_queue_delay: str | int | float | None = None
@@ -300,6 +302,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         warm_workers=_spares(file.warm_workers, f"{place}: warm_workers"),
         standby_workers=_spares(file.standby_workers, f"{place}: standby_workers"),
         adapt=file.adapt,
+        refine_profiles=file.refine_profiles,
         forecast=_forecast(file.forecast, f"{place}: forecast"),
         worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),
         worker_environment=file.worker_environment,

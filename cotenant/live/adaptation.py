@@ -142,6 +142,7 @@ class Adaptation:
             observed_slowdown=seen.observed_slowdown,
             models=seen.models,
             corrections=self._options.corrections.of(self._state.deployment.problem),
+            refinement=self._state.refinement,
             decisions=tuple(
                 DecisionStatus(seconds_ago=now - each.time, action=each.action, reason=each.reason)
                 for each in reversed(seen.decisions)

@@ -5,6 +5,7 @@ when the system runs out of it.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -30,15 +31,21 @@ _THREADS = {
     "MKL_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
 }
-_OOM_SCORE = 500  # of 1000: without memory the system ends a worker, which is replaced, rather than the server
+# Of 1000: without memory the system ends a worker, which is replaced, rather than the server; and first one that nobody
+# waits for.
+_OOM_SCORE = 500
+_BACKGROUND_OOM_SCORE = 1000
+_LOWEST_PRIORITY = 19  # niceness
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
     """Say how a worker process is confined. memory: bytes of its own that it may have; None: no limit. environment:
-    variables that it gets besides the usual ones."""
+    variables that it gets besides the usual ones. background: it runs, for all its life, in processor time that nobody
+    else wants."""
 
     memory: int | None = None
     environment: tuple[str, ...] = ()
+    background: bool = False
 
     def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a worker, of that of the server."""
@@ -50,11 +57,23 @@ class Confinement(msgspec.Struct, frozen=True, kw_only=True):
         if sys.platform != "linux":
             return
         with contextlib.suppress(OSError):  # it has exited already
-            Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE))
+            score = _BACKGROUND_OOM_SCORE if self.background else _OOM_SCORE
+            Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
+        if self.background:
+            _put_into_background(pid)
         if self.memory is not None:
             # Of private data, unlike RLIMIT_AS: what a driver reserves but does not use, the arena and files are free.
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_DATA, (self.memory, self.memory))
+
+
+def _put_into_background(pid: int) -> None:
+    """Let a process that was just started run in processor time that nobody else wants: threads that it is yet to
+    create inherit that. Where a sandbox forbids it, at the lowest priority."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _is_passed(name: str) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Plan
-from cotenant.core.profile import Profiles
+from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.planners import Problem
 from cotenant.predictors.samples import Sample
@@ -119,6 +119,15 @@ def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
     } | deployment.offered
     broken = {name: why for name, why in (before.broken | deployment.broken).items() if name not in offered}
     return msgspec.structs.replace(deployment, offered=offered, broken=broken)
+
+
+def with_profile(deployment: Deployment, profile: Profile) -> Deployment:
+    """Return a deployment with another profile of a model that its problem has."""
+    key, problem = (profile.model, profile.kind), deployment.problem
+    if key not in problem.profiles:
+        return deployment
+    changed = msgspec.structs.replace(problem, profiles={**problem.profiles, key: profile})
+    return msgspec.structs.replace(deployment, problem=changed)
 
 
 def without_model(deployment: Deployment, name: str) -> Deployment:

@@ -134,6 +134,8 @@ class Pool:
         line.started.add_done_callback(lambda started: hurry.cancel())
 
     def _leave_background(self, line: WorkerConnection) -> None:
+        if self.processes.confinement.background:
+            return
         self._spawn_task(asyncio.to_thread(leave_background, line.process.pid))
 
     async def _tell_backend(self, worker: LaneWorker) -> None:

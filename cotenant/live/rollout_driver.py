@@ -34,10 +34,11 @@ from cotenant.control.revision import PlannedLane, PlanRevision, RolloutOutcome,
 from cotenant.control.rollout import RolloutStatus
 from cotenant.control.supervised_lane import LaneState
 from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.profile import Profile
 from cotenant.errors import CotenantError, RolloutError, WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
-from cotenant.live.deployment import Deployment, applications_of, worker_models
+from cotenant.live.deployment import Deployment, applications_of, with_profile, worker_models
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.rollout_statistics import RolloutStatistics
@@ -157,6 +158,18 @@ class RolloutDriver:
     def drained(self, lane: LaneId) -> None:
         """Hear from the dispatcher that a lane is drained."""
         self._control.feed(Drained(lane))
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no rollout is in progress."""
+        return self._idle.is_set()
+
+    def replace_profile(self, profile: Profile) -> None:
+        """Let plans to come count with another profile of a model. Those that there are stay as they are."""
+        for number, deployment in self._deployments.items():
+            self._deployments[number] = replaced = with_profile(deployment, profile)
+            if deployment is self._state.deployment:
+                self._state.deployment = replaced
 
     # Workers
 

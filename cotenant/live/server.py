@@ -12,6 +12,7 @@ from cotenant.control.orchestrator import Orchestrator
 from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
+from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ForbiddenError
 from cotenant.live.adaptation import Adaptation, AdaptationOptions, Learnt
@@ -189,6 +190,27 @@ class Server:
     async def apply(self, deployment: Deployment) -> None:
         """Switch to another deployment, as `DeploymentManager.apply` does."""
         await self._deployments.apply(deployment)
+
+    def reloaded(self, error: str = "") -> None:
+        """Hear that the settings were read again, or why that was rejected."""
+        self._state.reload_error = error
+
+    def replace_profile(self, profile: Profile) -> None:
+        """Let plans to come count with another profile of a model."""
+        self._rollouts.replace_profile(profile)
+
+    def refining(self, how_far: str) -> None:
+        """Hear how far the refinement of profiles is, in words."""
+        self._state.refinement = how_far
+
+    def busy_seconds(self) -> float:
+        """Return the seconds that batches have taken since the start."""
+        return self._observer.busy_seconds(time.monotonic())
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a rollout, a load or an unload is in progress."""
+        return bool(self._state.transitions) or not self._rollouts.is_idle
 
     async def load(self, name: str, parameters: Mapping[str, Any]) -> None:
         """Load a model as a caller asks for it. Raises ForbiddenError where callers load none."""

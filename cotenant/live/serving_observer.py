@@ -52,6 +52,12 @@ class ServingObserver:
             if name not in self.models:
                 self.models[name] = ModelCounts(name, model.info.version)
 
+    def busy_seconds(self, now: float) -> float:
+        """Return the seconds that batches have taken so far, those under way included. now: as of the driver's
+        clock."""
+        under_way = (since for lane in self._state.lanes if (since := self._busy_since(lane)) is not None)
+        return sum(self.busy.values()) + sum(now - since for since in under_way)
+
     def samples(self) -> list[Sample]:
         """Return the co-located batch latencies that were seen often enough to learn from."""
         return self._interference.samples()

@@ -25,7 +25,9 @@ class ServingState:
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
     of the server is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model
-    failed; gone: models that have left the repository.
+    failed; gone: models that have left the repository. reload_error: why the last reload of the settings was rejected;
+    empty where it was not. refinement: how far the refinement of profiles is, in words;
+    empty where there is none.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -37,6 +39,8 @@ class ServingState:
         self.found = FoundModels()
         self.failures: Mapping[str, str] = {}
         self.gone: frozenset[str] = frozenset()
+        self.reload_error = ""
+        self.refinement = ""
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

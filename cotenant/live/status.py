@@ -94,8 +94,8 @@ class DecisionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller knows and does; see `ControllerStatus`. foreign_load: part of the `processors` that other
-    programs use, from 0 to 1; None where that is not known. corrections: of profiles, by model. decisions: the latest
-    first."""
+    programs use, from 0 to 1; None where that is not known. corrections: of profiles, by model. refinement: how far
+    that of profiles is, in words; empty where there is none. decisions: the latest first."""
 
     activity: str
     reason: str
@@ -106,6 +106,7 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelState]
     decisions: tuple[DecisionStatus, ...]
     corrections: dict[str, ProfileCorrection] = {}
+    refinement: str = ""
 
     def sentences(self) -> list[str]:
         """Say what it does and why, what is in its way, and what cannot be served."""
@@ -123,6 +124,8 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(
                 f"profile of {name} corrected by × {known.factor:.3g}, from {known.batches} batches, since {since}"
             )
+        if self.refinement:
+            lines.append(self.refinement)
         return lines
 
     def rows(self) -> list[list[str]]:
@@ -145,7 +148,8 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is and does at this moment, as its parts tell at once. targets: seconds by model; objectives: the
     fractions that must meet them. planned: requests/s that come from outside, by model. labels, waiting: by lane, its
-    partition, and requests in its queues by model. adaptation: None where the plan stays as it was made."""
+    partition, and requests in its queues by model. reload_error: why the last reload of the settings was rejected;
+    empty where it was not. adaptation: None where the plan stays as it was made."""
 
     backend: str
     isolation: str
@@ -158,13 +162,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[WorkerStatus]
     labels: dict[LaneId, PartitionLabel]
     waiting: dict[LaneId, dict[str, int]]
+    reload_error: str
     adaptation: AdaptationStatus | None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
-    come from outside, by model. startup: how far the start is, in words; empty once the server has started. adaptation:
-    None where the plan stays as it was made."""
+    come from outside, by model. startup: how far the start is, in words; empty once the server has started.
+    reload_error: why the last reload of the settings was rejected; empty where it was not. adaptation: None where the
+    plan stays as it was made."""
 
     backend: str
     isolation: str
@@ -177,6 +183,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     statistics: dict[str, ModelStatus]
     workers: list[WorkerStatus]
     startup: str = ""
+    reload_error: str = ""
     adaptation: AdaptationStatus | None = None
 
     def rows(self, plan: Plan) -> list[list[str]]:

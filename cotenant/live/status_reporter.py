@@ -63,6 +63,7 @@ class StatusReporter:
             workers=workers,
             labels={worker.lane: self._observer.partitions.of(worker.lane) for worker in workers},
             waiting={worker.lane: self._driver.waiting(worker.lane) for worker in workers},
+            reload_error=self._state.reload_error,
             adaptation=None if self._adaptation is None else self._adaptation.status(),
         )
 
@@ -93,6 +94,7 @@ class StatusReporter:
                 for worker in seen.workers
             ],
             startup=self._state.startup,
+            reload_error=seen.reload_error,
             adaptation=seen.adaptation,
         )
 

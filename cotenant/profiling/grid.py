@@ -23,6 +23,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
+from cotenant.live.confinement import Confinement
 from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
@@ -202,10 +203,13 @@ async def measure_profiles(
     device: DeviceId,
     grid: Grid,
     known: Mapping[str, Sequence[Point]] = {},
+    confinement: Confinement | None = None,
+    grace: float = 1.0,
 ) -> AsyncGenerator[tuple[str, Point | str], None]:
     """Measure the grid points of some models, each alone on one device, which must be idle otherwise.
 
-    known: points that are not measured again. Yields (model, point) as they come, one share at a time, or (model,
+    known: points that are not measured again. confinement: of the worker. grace: seconds that it may take to exit at
+    the end. Yields (model, point) as they come, one share at a time, or (model,
     reason) if there will be no more points of a model. One worker serves all models of a share, so that it starts once.
 
     A point's latency is the median, in seconds, from handing a batch to the worker to receiving its result. Features:
@@ -216,7 +220,7 @@ async def measure_profiles(
     """
     points = {name: list(known.get(name, ())) for name in candidates}
     broken: set[str] = set()
-    bench = _Bench(backend, candidates, device, grid)
+    bench = _Bench(backend, candidates, device, grid, confinement)
     try:
         for share in sorted(grid.shares, reverse=True):
             wanted = {
@@ -233,7 +237,12 @@ async def measure_profiles(
                         continue
                 yield name, point
     finally:
-        await bench.close()
+        await bench.close(grace)
+
+
+def count_missing(model: WorkerModel, points: Sequence[Point], grid: Grid) -> int:
+    """Return how many points of a grid some plan could use and are not among these."""
+    return sum(len(_missing_batches(model, points, share, grid)) for share in grid.shares)
 
 
 def _missing_batches(model: WorkerModel, points: Sequence[Point], share: int, grid: Grid) -> list[int]:
@@ -274,13 +283,20 @@ def _extrapolated(points: Sequence[Point], share: int, batch: int) -> float:
 class _Bench:
     """Measure one lane at a time."""
 
-    def __init__(self, backend: Backend, candidates: Mapping[str, Candidate], device: DeviceId, grid: Grid) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        candidates: Mapping[str, Candidate],
+        device: DeviceId,
+        grid: Grid,
+        confinement: Confinement | None,
+    ) -> None:
         self._candidates = candidates
         self._device = device
         self._grid = grid
         self._arena = Arena(ARENA)
         self._listener = Listener()
-        self._pool = SupervisedPool(backend, self._arena, self._listener)
+        self._pool = SupervisedPool(backend, self._arena, self._listener, confinement=confinement)
         self._numbers = itertools.count(1)
         self._slots = itertools.count()
         self._lane: LaneId | None = None  # the one that is open
@@ -312,8 +328,8 @@ class _Bench:
                     groups += [names[place + 1 :]] if names[place + 1 :] else []
                     break
 
-    async def close(self) -> None:
-        await self._pool.close(grace=1.0)
+    async def close(self, grace: float) -> None:
+        await self._pool.close(grace)
         self._arena.close()
 
     async def _open(self, share: int, batches: Mapping[str, int]) -> None:

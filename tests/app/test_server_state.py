@@ -138,6 +138,30 @@ def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypa
     asyncio.run(main())
 
 
+def test_state_is_stored_under_its_new_key_where_profiles_alone_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_state, "PERIOD", 0.001)
+    file, learnt = StateFile(tmp_path / "state.sqlite"), learnt_of(Plan(planner="none"))
+    current, asked = "a", 0
+
+    def key() -> str:
+        nonlocal asked
+        asked += 1
+        return current
+
+    async def main() -> None:
+        nonlocal current
+        async with kept(file, key, lambda: learnt):
+            while asked < 3:  # so it was stored the first time
+                await asyncio.sleep(0.001)
+            assert file.load("a") == learnt
+            current = "b"
+        assert file.load("b") == learnt and file.load("a") is None
+
+    asyncio.run(main())
+
+
 def test_full_disk_under_the_state_is_said_and_what_was_stored_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,4 +57,10 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
         assert status["targets"]["identity"] == 1
         file.write_text(first.replace("rate = 20", "rate = -1"))
         assert program.refuses(*command).startswith(f"{REJECTED}serve.toml: models[0].rate: -1 requests/s; a rate is")
+        assert f"{REJECTED}serve.toml: models[0].rate: -1" in " ".join(
+            program("status", "-a", server.address).out.split()
+        )
+        file.write_text(first)
+        assert program(*command).code == 0
+        assert "rejected" not in program("status", "-a", server.address).out
         assert server.works()

@@ -47,6 +47,7 @@ class WrittenSource:
         self.foreign = 0.02
         self.slowdown = 1.0
         self.short = ""
+        self.reload_error = ""
         self.revision, self.reason = 1, "first plan"
         self.rollouts: list[PastRollout] = []
         self.decisions: list[tuple[float, str, str]] = []
@@ -116,6 +117,7 @@ class WrittenSource:
             workers=workers,
             labels={lane: PartitionLabel("cpu-0", str(lane.slot)) for lane in lanes},
             waiting={lane: dict.fromkeys(held, 1) for lane, held in zip(lanes, self.cuts(), strict=True)},
+            reload_error=self.reload_error,
             adaptation=AdaptationStatus(
                 activity="watching",
                 reason="",

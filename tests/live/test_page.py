@@ -143,6 +143,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
             source.counts["a"].add(3, refused=97)
             source.broken = {"c": "no such file"}
             source.states = {0: "failed"}
+            source.reload_error = "reload rejected: rate -1"
             source.foreign, source.slowdown, source.short = 0.45, 1.6, "a is offered 9 requests/s more than fit"
             source.roll("load of c", RolloutOutcome.ROLLED_BACK, "it exited")
             watched.step()
@@ -154,6 +155,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
                 ),
                 ("bad", "c is not served: no such file."),
                 ("bad", "Partition 0 of cpu-0 is failed: killed by SIGKILL."),
+                ("warn", "Reload rejected: rate -1."),
                 ("warn", "A is offered 9 requests/s more than fit."),
                 ("warn", "Other programs use 0.9 of 2 processors."),
                 ("warn", "Batches take 1.6 × as predicted."),

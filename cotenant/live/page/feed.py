@@ -152,7 +152,8 @@ class PageFeed:
             id(plan),
             rollout.sentence(),
             [past.revision for past in rollout.last],
-            None if adaptation is None else (adaptation.activity, adaptation.reason, _newest(seen, self._clock())),
+            None if adaptation is None else (adaptation.activity, adaptation.reason, adaptation.refinement),
+            _newest(seen, self._clock()),
         )
         if key == self._plan[0]:
             return self._plan[1], False

@@ -122,7 +122,8 @@ class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """What changes with the plan. rollout: what is under way, "" where nothing is. validation: how the plan
-    was validated, in words. activity: what the controller does and why; "" where there is none."""
+    was validated, in words. activity: what the controller does and why; "" where there is none. refinement: how far
+    that of profiles is."""
 
     version: str
     backend: str
@@ -133,6 +134,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     rollout: str
     validation: str
     activity: str
+    refinement: str
     unserved: dict[str, float]
     devices: list[DeviceView]
     rollouts: list[RolloutView]

@@ -58,7 +58,7 @@ def tick(seen: Snapshot, moment: Moment, history: History, points: int) -> Tick:
         models=models,
         partitions=partitions,
         machine=machine,
-        alarms=alarms(moment.state, models, partitions, machine, last, short),
+        alarms=alarms(moment.state, models, partitions, machine, last, short, seen.reload_error),
     )
 
 
@@ -151,6 +151,7 @@ def plan_view(seen: Snapshot, plan: Plan, time: float) -> PlanView:
         rollout=rollout.sentence() if rollout.rolling_out or rollout.desired != rollout.revision else "",
         validation=_validated(rollout.validation),
         activity=activity,
+        refinement="" if adaptation is None else adaptation.refinement,
         unserved=plan.unserved,
         devices=[
             DeviceView(

@@ -306,6 +306,7 @@ function showPlan(view) {
     ["Planner", view.planner],
     ["Validation", view.validation],
     ["Controller", view.activity],
+    ["Profiles", view.refinement],
     ["Not served", unserved.join(", "), "warn"],
   ]);
   table("decisions", view.decisions.slice(0, 30).map((each) => [[when(each.time), each.action, each.reason]]));
