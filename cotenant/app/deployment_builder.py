@@ -68,9 +68,10 @@ class DeploymentBuilder:
         self._given = _given_profiles(settings)
         self._found = found
         self.say = say
+        self._allowed: dict[str, list[str]] = {}  # the versions that each model's configuration selects
         self._mirroring = Lock()  # one thread copies at a time
         self._mirrored = False
-        self._told: dict[str, dict[str, str]] = {}  # what of a model's configuration was said to be ignored
+        self._told: dict[str, str] = {}  # by model: what of its configuration was said to be ignored
         self.corrections = ProfileCorrections() if corrections is None else corrections
 
     @asynccontextmanager
@@ -172,6 +173,7 @@ class DeploymentBuilder:
         entries = scan_repository(self.repository(), configs)
         # Of several versions the last that can be is served.
         usable = {entry.name: entry for entry in entries if not entry.reason}
+        self._allowed = {name: [entry.version for entry in entries if entry.name == name] for name in usable}
         return usable, {entry.name: entry.reason for entry in entries if entry.name not in usable}
 
     def repository(self) -> Path:
@@ -231,13 +233,17 @@ class DeploymentBuilder:
         return served, profiles
 
     def _say_what_is_ignored(self, entry: Entry) -> None:
-        """Log, once for each configuration, which of its fields change nothing here."""
+        """Log, once for each configuration, which of its fields and versions change nothing here."""
         uses = uses_of(entry.config.fields)
-        ignored = {field: use.why for field, use in uses.items() if use.use is Use.IGNORED}
-        if ignored and self._told.get(entry.name) != ignored:
-            listed = "; ".join(f"{field}: {why}" for field, why in ignored.items())
-            logger.warning("%s: ignored in its configuration: %s", entry.name, listed)
-        self._told[entry.name] = ignored
+        ignored = [f"{field}: {use.why}" for field, use in uses.items() if use.use is Use.IGNORED]
+        if others := [version for version in self._allowed.get(entry.name, ()) if version != entry.version]:
+            ignored.append(
+                f"version_policy: one version is served at a time, {entry.version}; {', '.join(others)} could be too"
+            )
+        said = "; ".join(ignored)
+        if said and self._told.get(entry.name) != said:
+            logger.warning("%s: ignored in its configuration: %s", entry.name, said)
+        self._told[entry.name] = said
 
     def _add_ensembles(self, wanted: Mapping[str, Entry], served: dict[str, ServableModel], broken: Broken) -> None:
         """Add the ensembles whose models are served; note the others in `broken`."""

@@ -38,7 +38,7 @@ class ModelRepository:
         info = offered.info
         if version not in ("", info.version):
             raise NotFoundError(
-                f"unknown version '{version}' of model '{name}'; it is served in version {info.version}"
+                f"version '{version}' of model '{name}' is not served; one version is at a time, now {info.version}"
             )
         return info
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 import cotenant
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.serving import BackgroundServer
+from cotenant.backends.cpu import Cpu
 from cotenant.errors import FailedError
 from tests.cli.program import until
-from tests.live.deployment import repository
+from tests.live.deployment import csv, repository
 
 ROW = np.full((1, 16), 0.25, dtype=np.float32)
 
@@ -67,3 +74,55 @@ def test_new_version_takes_over_without_a_request_lost(served: Path) -> None:
         server.load("identity")
         assert server.deployment.offered["identity"].info.version == "2"
     assert set(caller.answers) == {4.0}
+
+
+def test_version_before_is_back_by_a_load_that_names_it(served: Path) -> None:
+    with cotenant.serve("serve.toml") as server:
+        url = f"http://{server.addresses.http}/v2"
+
+        def load(**parameters: str) -> None:
+            body = msgspec.json.encode({"parameters": parameters})
+            urllib.request.urlopen(f"{url}/repository/models/identity/load", body).close()  # noqa: S310
+
+        (served / "identity" / "2").mkdir()
+        (served / "identity" / "2" / "model.onnx").write_bytes((served / "identity" / "1" / "model.onnx").read_bytes())
+        load()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/models/identity/versions/1")  # noqa: S310
+        said = "version '1' of model 'identity' is not served; one version is at a time, now 2"
+        assert refused.value.code == 404 and said in refused.value.read().decode()
+        load(config=json.dumps({"version_policy": {"specific": {"versions": [1]}}}))
+        assert server.deployment.offered["identity"].info.version == "1"
+        load()
+        assert server.deployment.offered["identity"].info.version == "2"
+
+
+def test_two_versions_are_served_side_by_side_as_two_models(served: Path) -> None:
+    """The second is a folder with a link into the first."""
+    (served / "identity-old").mkdir()
+    (served / "identity-old" / "1").symlink_to(Path("..") / "identity" / "1")
+    (served / "identity" / "2").mkdir()
+    (served / "identity" / "2" / "model.onnx").write_bytes((served / "identity" / "1" / "model.onnx").read_bytes())
+    Path("profiles.csv").write_text(csv(("identity", "identity-old", "lookup")))
+    with cotenant.serve("serve.toml", models=["identity", "identity-old"]) as server:
+        versions = {name: offered.info.version for name, offered in server.deployment.offered.items()}
+        assert versions == {"identity": "2", "identity-old": "1"}
+        for name in versions:
+            assert float(server.infer(name, {"x": ROW})["y"].sum()) == 4.0
+
+
+def test_versions_that_could_be_served_besides_are_named_in_the_log(
+    served: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (served / "identity" / "config.pbtxt").write_text("version_policy { all { } }")
+    for version in ("2", "10"):
+        (served / "identity" / version).mkdir()
+        (served / "identity" / version / "model.onnx").write_bytes((served / "identity/1/model.onnx").read_bytes())
+    builder = DeploymentBuilder(cotenant.read_settings("serve.toml"), Cpu())
+    for _ in range(2):
+        deployment = asyncio.run(builder.describe())
+    assert deployment.offered["identity"].info.version == "10"
+    said = [record.message for record in caplog.records if "version" in record.message]
+    assert said == [
+        "identity: ignored in its configuration: version_policy: one version is served at a time, 10; 1, 2 could be too"
+    ]
