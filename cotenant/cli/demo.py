@@ -89,8 +89,10 @@ async def run(
         settings = demo_settings(settings)
         backend = create_backend(settings)
         told: list[str] = []  # of the machine and the rates
+        examples: asyncio.Task[dict[str, ExampleRequest]]
 
         async def prepare(builder: DeploymentBuilder) -> Prepared:
+            nonlocal examples
             described = await builder.describe([model.name for model in built])
             builder.say(MEASURING)
             load = await asyncio.to_thread(measure_load) if backend.name == "cpu" else None
@@ -106,6 +108,7 @@ async def run(
             if not json:
                 _show_rates(chosen)
                 show_deployment(deployment, backend.isolation())
+            examples = asyncio.create_task(asyncio.to_thread(_examples, deployment, seed))  # while the workers start
             return Prepared(deployment)
 
         raise_file_limit()
@@ -116,11 +119,11 @@ async def run(
             addresses = server.addresses
             if not json:
                 show_addresses(addresses)
-            examples = await asyncio.to_thread(_examples, server.deployment, seed)
+            requests = await examples
             if not json:
-                console.print("try:", _example(addresses, examples, plot.parent), highlight=False, soft_wrap=True)
-                await _show_answers(addresses, examples)
-            result = await _load(server, addresses, examples, seconds=seconds, scale=scale, seed=seed, quiet=json)
+                console.print("try:", _example(addresses, requests, plot.parent), highlight=False, soft_wrap=True)
+                await _show_answers(addresses, requests)
+            result = await _load(server, addresses, requests, seconds=seconds, scale=scale, seed=seed, quiet=json)
             if json:
                 show_json(result.to_json())
             else:
