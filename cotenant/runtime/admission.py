@@ -9,7 +9,7 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     """Predict when the first `rows` rows of a queue finish, in seconds; the last of them may be about to arrive.
 
     The running batch ends first, or the worker comes back first. Then come rounds: in each, the model runs one batch,
-    and so does every other model of the lane that has requests waiting (`batching.next_queue`). With its own batch in
+    and so does every other model of the lane that has requests waiting (`turns.next_queue`). With its own batch in
     round k, any other queue runs at most k batches before it, and one less if it is running now.
 
     Own batches count as full, since arrivals fill them up while the lane is busy. The plan has room for that

@@ -1,11 +1,11 @@
-"""Form batches: which requests to drop, how large a batch is, how long it is held back, and which model runs next."""
+"""Form batches: which requests to drop, how large a batch is, and how long it is held back."""
 
 from __future__ import annotations
 
 import math
 
 from cotenant.core.request import Request
-from cotenant.runtime.lane import Lane, Queue
+from cotenant.runtime.lane import Queue
 
 
 def drop_requests(queue: Queue, now: float) -> list[Request]:
@@ -83,25 +83,3 @@ def held_until(queue: Queue, rows: int) -> float:
         return -math.inf
     latest = queue.earliest() - queue.expected(min(queue.batch, rows + 1))
     return min(queue.waiting[0].arrived + queue.max_queue_delay, latest)
-
-
-def next_queue(lane: Lane, now: float) -> tuple[Queue | None, int, int, float]:
-    """Return the queue that a free lane runs next, its requests and rows, and when to check again.
-
-    Models take turns: of the queues with waiting requests, the least recently run goes next. So between two batches of
-    a model every other runs at most one, whatever its rate, and no model waits longer than a round (docs/concepts.md).
-    If only held-back batches are waiting, the queue is None and the time is that of the first of them.
-    """
-    best: Queue | None = None
-    best_count = best_rows = 0
-    again = math.inf
-    for queue in lane.queue_list:
-        if not queue.rows or (best is not None and queue.ran > best.ran):
-            continue
-        count, rows = next_batch_size(queue, now)
-        due = held_until(queue, rows)
-        if due > now:
-            again = min(again, due)
-        elif best is None or queue.ran < best.ran or queue.earliest() < best.earliest():
-            best, best_count, best_rows = queue, count, rows
-    return best, best_count, best_rows, again

@@ -13,7 +13,7 @@ from typing import Final
 
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome, Request
-from cotenant.runtime.batching import drop_requests, next_queue
+from cotenant.runtime.batching import drop_requests
 from cotenant.runtime.events import (
     Applied,
     Arrived,
@@ -35,7 +35,8 @@ from cotenant.runtime.events import (
 from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.open_requests import OpenRequests
 from cotenant.runtime.routing import ModelRoutes
-from cotenant.runtime.splitting import places_for_parts, rows_to_fill
+from cotenant.runtime.splitting import rows_to_fill
+from cotenant.runtime.turns import next_queue
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
@@ -98,7 +99,7 @@ class Dispatcher:
         size, priority, deadline = request.size, request.priority, request.deadline
         queue, finish = routes.first(size, priority, deadline, now)
         if queue is None or finish > deadline:
-            return self._admit_parts(request, routes, finish, now)
+            return self._admit_otherwise(request, routes, finish, now)
         self._held[request.id] = queue
         routes.push(queue, request, size, priority, deadline)
         lane = queue.lane
@@ -123,7 +124,7 @@ class Dispatcher:
             size, priority, deadline = request.size, request.priority, request.deadline
             queue, finish = routes.first(size, priority, deadline, now)
             if queue is None or finish > deadline:
-                commands.extend(self._admit_parts(request, routes, finish, now))
+                commands.extend(self._admit_otherwise(request, routes, finish, now))
                 continue
             self._held[request.id] = queue
             routes.push(queue, request, size, priority, deadline)
@@ -147,13 +148,13 @@ class Dispatcher:
         if routes is None:
             return -math.inf
         queue, finish = routes.first(1, 0, math.inf, now)
-        return finish if queue is not None and finish > deadline else -math.inf
+        if queue is None or finish <= deadline or routes.before_its_turn(1, 0, math.inf, deadline, now) is not None:
+            return -math.inf
+        return finish
 
-    def _admit_parts(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
-        """Handle the arrival of a request that no lane finishes in time in one batch, the best of them at `finish`."""
-        places: list[tuple[Queue, int]] = []
-        if request.size > 1:
-            places, finish = places_for_parts(routes.queues, request.size, request.priority, request.deadline, now)
+    def _admit_otherwise(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
+        """Handle the arrival of a request that no lane finishes in time in its turn, the best of them at `finish`."""
+        places, finish = routes.otherwise(request, finish, now)
         if not places:
             if finish == math.inf:
                 return [Reply((request,), Outcome.REJECTED, NO_WORKER)]
@@ -425,9 +426,7 @@ class Dispatcher:
         queue, finish = routes.first(size, priority, deadline, now)
         if queue is not None and finish <= deadline:
             return [(queue, size)]
-        places: list[tuple[Queue, int]] = []
-        if size > 1:
-            places, finish = places_for_parts(routes.queues, size, priority, deadline, now)
+        places, _ = routes.otherwise(request, finish, now)
         none_up = not any(queue.lane.available for queue in routes.queues)
         if not places and none_up and now <= deadline and self.lanes.get(home.id) is home and not home.draining:
             own = home.queues.get(request.model)

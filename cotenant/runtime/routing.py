@@ -9,6 +9,8 @@ from typing import Final
 from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
+from cotenant.runtime.splitting import places_for_parts
+from cotenant.runtime.turns import runs_in_time_before_its_turn
 
 LINEAR_SCAN: Final = 6  # number of lanes up to which evaluating all is faster than keeping them in order
 
@@ -66,6 +68,29 @@ class ModelRoutes:
                     if best is None or at < best_finish or (at == best_finish and number < best.number):
                         best, best_finish = queue, at
         return best, best_finish
+
+    def before_its_turn(self, size: int, priority: int, deadline: float, due: float, now: float) -> Queue | None:
+        """Return a queue where a request finishes by `due` if its batch goes before its turn and makes nobody late;
+        None if there is none. deadline: by which it is inserted."""
+        for queue in self.queues:
+            if (
+                (queue.lane.available or queue.lane.back_at >= now)
+                and size <= queue.batch
+                and runs_in_time_before_its_turn(queue, queue.ahead(priority, deadline) + size, due, now)
+            ):
+                return queue
+        return None
+
+    def otherwise(self, request: Request, finish: float, now: float) -> tuple[list[tuple[Queue, int]], float]:
+        """Return which queues take how many rows of a request that no lane finishes in its turn, before its turn or in
+        parts, and the best finish time known; none where it cannot be in time. finish: the best of those by turn."""
+        size, priority, deadline = request.size, request.priority, request.deadline
+        queue = self.before_its_turn(size, priority, deadline, deadline, now)
+        if queue is not None:
+            return [(queue, size)], deadline
+        if size > 1:
+            return places_for_parts(self.queues, size, priority, deadline, now)
+        return [], finish
 
     def push(self, queue: Queue, request: Request, size: int, priority: int, deadline: float) -> None:
         """Insert a request into one of the queues."""

@@ -145,6 +145,17 @@ def test_shedding_ends_once_there_was_no_lag_for_an_interval(rounds: Rounds) -> 
     assert not any(rounds.round(2 * TARGET, after=2 * REST)), "what stood before has been forgotten"
 
 
+def test_lag_ends_also_where_nothing_more_is_read(rounds: Rounds) -> None:
+    while not any(rounds.round(2 * TARGET)):
+        pass
+    rounds.now += INTERVAL / 2
+    rounds.shedder.settle()
+    assert rounds.shedder.active
+    rounds.now += INTERVAL
+    rounds.shedder.settle()
+    assert not rounds.shedder.active
+
+
 def test_rejections_are_sent_in_order_and_for_a_part_of_each_round(rounds: Rounds) -> None:
     sent: list[int] = []
 

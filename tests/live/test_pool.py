@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -53,6 +54,13 @@ def stuck(folder: Path) -> WorkerModel:
     path = folder / "pipe.onnx"
     os.mkfifo(path)
     return WorkerModel(name="stuck", path=str(path), inputs=())
+
+
+def await_data(connection: socket.socket) -> None:
+    """Block, the event loop with it, until there is something to read. (`select` has no room for large descriptors.)"""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    assert poll.poll(1000 * PATIENCE)
 
 
 def test_pool_batch_returns_outputs_of_each_request(folder: Path) -> None:
@@ -751,7 +759,7 @@ def test_pool_lane_stopped_at_the_moment_it_is_ready_does_not_return() -> None:
             while not pool._driver.pool._workers:
                 await asyncio.sleep(0)
             (line,) = pool._driver.pool._workers
-            select.select([line._connection], [], [], PATIENCE)
+            await_data(line._connection)
             line.receive()  # it says that it is ready, and who waits for it has not had a turn yet
             await pool.stop(LANE, grace=5.0)
             with pytest.raises(WorkerError, match="it was stopped while it loaded its models"):

@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from cotenant.live.access import Access, Role
 from cotenant.live.http import HttpServer
+from cotenant.live.http.load_shedding import INTERVAL
 from tests.live.stub import Running, StubCore
 from tests.live.test_http import INFER, ONE, Wire, ask, infer, request
 
@@ -135,6 +136,18 @@ def test_rejection_waits_for_the_response_before_it(wire: Wire, core: StubCore, 
     assert not wire.got
     core.release()
     assert [answer.status for answer in wire.answers] == [200, 503]
+
+
+def test_caller_that_was_not_read_is_read_again_once_the_loop_lags_no_more(
+    wire: Wire, server: HttpServer, loop: LateLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire.say(infer(ONE, path="/v2/models/held/infer") + request("GET", "/v2"))
+    loop.end()
+    assert wire.paused  # the caller could leave, and nobody would see it
+    later = monotonic() + 2 * INTERVAL
+    monkeypatch.setattr(server.shedder, "_clock", lambda: later)
+    server.advance(1)
+    assert not wire.paused and not wire.got
 
 
 def test_large_body_is_rejected_before_it_is_received(wire: Wire, core: StubCore, loop: LateLoop) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.request import Request
-from cotenant.runtime.batching import drop_requests, held_until, next_batch_size, next_queue
+from cotenant.runtime.batching import drop_requests, held_until, next_batch_size
 from cotenant.runtime.lane import Queue
 from tests.runtime.queues import LATENCIES, lane_of, push, request
 
@@ -126,30 +126,3 @@ def test_held_until_time_left_is_the_oldest_arrival_plus_the_delay() -> None:
 
 def test_held_until_deadline_near_leaves_time_for_one_row_more() -> None:
     assert held_until(queue_of(request(1, 0.025), max_queue_delay=0.020), 1) == pytest.approx(0.025 - LATENCIES[1])
-
-
-@pytest.mark.parametrize(
-    ("ran", "deadlines", "model"),
-    [
-        ((7, 6), (0.1, 0.9), "n"),  # the one that ran longest ago
-        ((6, 7), (0.9, 0.1), "m"),  # however near the other's deadline
-        ((0, 0), (0.9, 0.1), "n"),  # the earliest deadline, where none has run
-    ],
-)
-def test_next_queue_several_models_waiting_takes_turns(
-    ran: tuple[int, int], deadlines: tuple[float, float], model: str
-) -> None:
-    lane = lane_of("m", "n")
-    for number, (name, last, deadline) in enumerate(zip("mn", ran, deadlines, strict=True)):
-        push(lane.queues[name], request(number, deadline, model=name))
-        lane.queues[name].ran = last
-    assert next_queue(lane, 0.0)[:3] == (lane.queues[model], 1, 1)
-
-
-def test_next_queue_only_batches_held_back_says_when_the_first_is_due() -> None:
-    lane = lane_of("m", "n", max_queue_delay=0.020)
-    push(lane.queues["m"], request(1, 0.9))
-    push(lane.queues["n"], request(2, 0.025, model="n"))
-    queue, count, rows, again = next_queue(lane, 0.0)
-    assert (queue, count, rows) == (None, 0, 0)
-    assert again == pytest.approx(0.025 - LATENCIES[1])

@@ -25,6 +25,7 @@ from cotenant.runtime.events import (
 )
 from cotenant.runtime.lane import Lane
 from cotenant.runtime.routing import LINEAR_SCAN
+from cotenant.runtime.turns import runs_in_time_before_its_turn
 
 
 def fleet(lanes: int, alike: bool) -> tuple[LaneSpec, ...]:
@@ -56,6 +57,20 @@ def by_asking_all(lanes: dict[LaneId, Lane], request: Request, now: float) -> tu
     return (min(asked)[2], min(asked)[0]) if asked else None
 
 
+def before_their_turn(lanes: dict[LaneId, Lane], request: Request, now: float) -> list[LaneId]:
+    """Those that can run it in time before its turn, in the order of the plan."""
+    return [
+        lane.id
+        for lane in lanes.values()
+        if (lane.up or lane.back_at > now)
+        and (queue := lane.queues.get(request.model)) is not None
+        and request.size <= queue.batch
+        and runs_in_time_before_its_turn(
+            queue, queue.ahead(request.priority, request.deadline) + request.size, request.deadline, now
+        )
+    ]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -85,9 +100,10 @@ def test_routing_chooses_the_lane_that_exhaustive_search_does(seed: int, lanes: 
             within = 0.1 if plain else float(rng.uniform(0.02, 0.2))
             request = Request(number, str(rng.choice(["m", "m", "n"])), now, now + within, size, priority)
             best = by_asking_all(dispatcher.lanes, request, now)
+            early = before_their_turn(dispatcher.lanes, request, now)
             commands = dispatcher.handle(Arrived(request), now)
             if best is None or best[1] > request.deadline:
-                assert number not in dispatcher._held
+                assert [dispatcher._held[number].lane.id] == early[:1] if number in dispatcher._held else not early
             elif number in dispatcher._held:  # or it ended at once, with a batch that was thinned out
                 assert dispatcher._held[number].lane.id == best[0]
             note(commands)

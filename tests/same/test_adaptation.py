@@ -243,6 +243,7 @@ async def driven(arrivals: Sequence[tuple[float, str]], deployment: Deployment) 
         await asyncio.sleep(SECONDS - 0.25 - loop.time())  # the simulator observes nothing at its very end
         await adapting.stop()
         await asyncio.sleep(5.0)
+        await pool.close()
     return told
 
 

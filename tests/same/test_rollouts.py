@@ -328,6 +328,7 @@ async def driven(told: Story, deployment: Deployment, standbys: int) -> tuple[Re
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await pool.close()
     return recorder, recording, answers
 
 

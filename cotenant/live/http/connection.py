@@ -324,6 +324,8 @@ class Connection(asyncio.BufferedProtocol):
         transport, limits, now = self.transport, self._table.limits, self._table.now
         if transport is None:
             return
+        if self._read_paused:
+            self._control_flow()  # a caller that is not read from is not seen to leave; the loop may lag no more
         unsent = transport.get_write_buffer_size()
         if unsent != self._unsent:
             self._unsent, self._active = unsent, now

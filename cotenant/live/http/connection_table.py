@@ -45,6 +45,7 @@ class ConnectionTable:
     def advance(self, seconds: int) -> None:
         """Advance the clock, and end connections that exceed their time-outs."""
         self.now += seconds
+        self.handler.shedder.settle()
         for connection in list(self.open):
             connection.enforce_timeouts()
 

@@ -88,11 +88,20 @@ class LoadShedder:
         if lag >= TARGET:
             self._lagged = now
             self.active = True
-        elif self.active and now - self._lagged > INTERVAL:
-            self.active = self._standing = False
+        elif self.active:
+            self._settle(now)
         if lag > self._worst:
             self._worst = lag
         return self.active
+
+    def settle(self) -> None:
+        """Take note of the time, where nothing may have been read for a while: then nothing lags either."""
+        if self.active:
+            self._settle(self._clock())
+
+    def _settle(self, now: float) -> None:
+        if now - self._lagged > INTERVAL:
+            self.active = self._standing = False
 
     def sheds(self, model: str, version: str, *, hurried: bool = True) -> bool:
         """Return whether a request that was just read, for this model, is to be rejected without reading more of it.
