@@ -54,7 +54,7 @@ COMMANDS = {
         "cotenant.cli.fit:fit",
     ),
     "train": (
-        "Train InSS' policy for the devices, models and rates of a problem: minutes on one core.",
+        "Train the policy of a planner that learns on a problem: minutes on one core.",
         "cotenant.cli.train:train",
     ),
     "serve": ("Serve a model repository over HTTP and gRPC until Ctrl-C.", "cotenant.cli.serve:serve"),

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+import numpy as np
 import typer
 
 from cotenant.cli.loading import write_file
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from cotenant.planners.inss.training import Episode
 
 TRAINED = ("inss", "inss-plus")
+DONE = {"inss": ("sustained", "late or dropped"), "inss-plus": ("served", "unserved")}
 LAST = 20  # episodes that the summary averages
 
 
@@ -41,7 +44,11 @@ def train(
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Train InSS' policy for the devices, models and rates of a problem: minutes on one core."""
+    """Train the policy of a planner that learns on a problem: minutes on one core.
+
+    A policy of inss is for the devices, models and rates of the problem. One of inss-plus decides for any; --steps,
+    --low and --high mean nothing to it.
+    """
     if planner not in TRAINED:
         raise ConfigError(f"--planner {planner}: {check_exclusive(TRAINED)} is trained")
     if low > high:
@@ -50,9 +57,10 @@ def train(
         check_drawable(plot)
     asked = read_problem(problem)
     try:
+        from cotenant.planners.inss import plus_training
         from cotenant.planners.inss.sac import SacOptions
         from cotenant.planners.inss.training import TrainingOptions
-        from cotenant.planners.inss.training import train as trained
+        from cotenant.planners.inss.training import train as train_inss
     except ModuleNotFoundError as error:
         raise ConfigError(f"training needs {error.name}: pip install 'cotenant[learn]'") from None
     from cotenant.planners.inss.cluster import Cluster
@@ -61,11 +69,6 @@ def train(
         raise ConfigError(
             f"{problem}: has applications, whose stages have no rates of their own; train for a problem of models alone"
         )
-    cluster = Cluster.of(asked)
-    rates = [asked.rates.get(name, 0.0) for name in cluster.models]
-    options = TrainingOptions(
-        planner=planner, episodes=episodes, steps=steps, seed=seed, learner=SacOptions(learning_rate=learning_rate)
-    )
     curve: list[Episode] = []
     with progress_bars("training") as bars:
         progress = StepProgress(bars)
@@ -76,14 +79,22 @@ def train(
             progress("episodes", len(curve), episodes)
 
         try:
-            policy = trained(
-                cluster, [low * rate for rate in rates], [high * rate for rate in rates], options, on_episode
-            )
+            if planner == "inss-plus":
+                learner = msgspec.structs.replace(plus_training.LEARNER, learning_rate=learning_rate)
+                plus_options = plus_training.PlusOptions(episodes=episodes, seed=seed, learner=learner)
+                policy = plus_training.train([asked], plus_options, on_episode)
+            else:
+                cluster = Cluster.of(asked)
+                rates = np.array([asked.rates.get(name, 0.0) for name in cluster.models])
+                options = TrainingOptions(
+                    episodes=episodes, steps=steps, seed=seed, learner=SacOptions(learning_rate=learning_rate)
+                )
+                policy = train_inss(cluster, (low * rates).tolist(), (high * rates).tolist(), options, on_episode)
         except PlanError as error:
             raise ConfigError(f"{problem}: {error}") from None
     write_file(output, policy.to_json().decode() + "\n")
     if plot is not None:
-        save_curve(curve, plot)
+        save_curve(curve, planner, plot)
         print_written(plot)
     if json:
         show_json(curve)
@@ -91,8 +102,8 @@ def train(
         last = curve[-LAST:]
         console.print(
             f"{len(curve)} episodes, {policy.updates} updates; over the last {len(last)} episodes: reward"
-            f" {_mean(last, 'reward'):.3g}, {_mean(last, 'throughput'):.4g} requests/s sustained,"
-            f" {100 * _mean(last, 'violated'):.2g} % late or dropped",
+            f" {_mean(last, 'reward'):.3g}, {_mean(last, 'throughput'):.4g} requests/s {DONE[planner][0]},"
+            f" {100 * _mean(last, 'violated'):.2g} % {DONE[planner][1]}",
             highlight=False,
             soft_wrap=True,
         )
@@ -108,15 +119,19 @@ def _mean(episodes: Sequence[Episode], what: str) -> float:
     return fmean(getattr(episode, what) for episode in episodes)
 
 
-def save_curve(curve: Sequence[Episode], path: Path) -> None:
-    """Draw reward, throughput and violations by episode. Raises ConfigError as `save_figure` does."""
+def save_curve(curve: Sequence[Episode], planner: str, path: Path) -> None:
+    """Draw reward, requests/s and what is missed by episode. Raises ConfigError as `save_figure` does."""
     figure = figure_for(path, 7, 6)
     panels = figure.subplots(3, 1, sharex=True)
     numbers = [episode.number + 1 for episode in curve]
     for axes, colour, (what, label, factor) in zip(
         panels,
         COLOURS,
-        (("reward", "reward", 1), ("throughput", "sustained, requests/s", 1), ("violated", "late or dropped, %", 100)),
+        (
+            ("reward", "reward", 1),
+            ("throughput", f"{DONE[planner][0]}, requests/s", 1),
+            ("violated", f"{DONE[planner][1]}, %", 100),
+        ),
         strict=False,
     ):
         axes.plot(numbers, [factor * getattr(episode, what) for episode in curve], color=colour, linewidth=1)

@@ -1,7 +1,8 @@
 """Represent a trained policy: a file of plain arrays that decides without the library that trained it.
 
-A policy belongs to one cluster and one set of models: its outputs are their devices and shares. `Policy.require` raises
-where a problem has others.
+A policy of `inss` belongs to one cluster and one set of models: its outputs are their devices and shares, and
+`Policy.require_cluster` raises where a problem has others. One of `inss-plus` values choices by features of theirs, for
+any models and devices.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cotenant.errors import PlanError
 
 VERSION = 1
 DIGITS = 6  # decimals of a weight
+TRAIN = "train one with `cotenant train`"
 
 Floats = NDArray[np.float64]
 
@@ -30,27 +32,31 @@ class Layer(msgspec.Struct, frozen=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fields=True):
     """Describe a trained policy.
 
-    planner: which planner it is of. fleet: a hash of the devices, and devices: their kinds, for messages. models: their
-    names, and models_hash: of their targets and profiles. low, high: the requests/s of each model that it was trained
-    for; states are relative to high. heads: the number of choices of each decision. updates: of its networks, 0 where
-    it is untrained; seed: of the training. layers: of the actor, each but the last followed by max(0, x).
+    planner: which planner it is of. updates: of its networks, 0 where it is untrained; seed: of the training. layers:
+    of the actor, each but the last followed by max(0, x).
+
+    features: what it sees of each choice, where it values one at a time; the fields below are then empty. fleet: a hash
+    of the devices, and devices: their kinds, for messages. models: their names, and models_hash: of their targets and
+    profiles. low, high: the requests/s of each model that it was trained for; states are relative to high. heads: the
+    number of choices of each decision.
     """
 
     version: int = VERSION
     planner: str
-    fleet: str
-    devices: tuple[str, ...]
-    models: tuple[str, ...]
-    models_hash: str
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    heads: tuple[int, ...]
     updates: int
     seed: int
     layers: tuple[Layer, ...]
+    features: tuple[str, ...] = ()
+    fleet: str = ""
+    devices: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    models_hash: str = ""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    heads: tuple[int, ...] = ()
 
     def logits(self, state: Floats) -> Floats:
-        """Return the logits of all heads for a state."""
+        """Return the logits of all heads for a state, or of each choice for rows of features."""
         for weights, bias in self._arrays[:-1]:
             state = np.maximum(state @ weights + bias, 0.0)
         weights, bias = self._arrays[-1]
@@ -61,30 +67,39 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
         edges = np.cumsum(self.heads)[:-1]
         return [int(np.argmax(head)) for head in np.split(self.logits(state), edges)]
 
-    def require(
-        self, *, planner: str, fleet: str, devices: Sequence[str], models: Sequence[str], models_hash: str
-    ) -> None:
-        """Raise PlanError where this policy was made for another planner, other devices or other models, and where it
-        is untrained."""
-        train = "train one with `cotenant train`"
+    def require(self, planner: str) -> None:
+        """Raise PlanError where this policy is another planner's, or untrained."""
         if self.planner != planner:
-            raise PlanError(f"the policy is of planner {self.planner!r}, not of {planner!r}; {train}")
+            raise PlanError(f"the policy is of planner {self.planner!r}, not of {planner!r}; {TRAIN}")
         if self.updates == 0:
-            raise PlanError(f"the policy is untrained (updates = 0): its plans are arbitrary; {train}")
+            raise PlanError(f"the policy is untrained (updates = 0): its plans are arbitrary; {TRAIN}")
+
+    def require_cluster(self, *, fleet: str, devices: Sequence[str], models: Sequence[str], models_hash: str) -> None:
+        """Raise PlanError where this policy was made for other devices or other models."""
         if self.models != tuple(models):
             raise PlanError(
                 f"the policy was trained for the models {', '.join(self.models)}, the problem has {', '.join(models)};"
-                f" {train}"
+                f" {TRAIN}"
             )
         if self.fleet != fleet:
             raise PlanError(
                 f"the policy was trained for another cluster ({_counted(self.devices)}; hash {self.fleet}), the problem"
-                f" has {_counted(devices)} (hash {fleet}); {train}"
+                f" has {_counted(devices)} (hash {fleet}); {TRAIN}"
             )
         if self.models_hash != models_hash:
             raise PlanError(
                 f"the policy was trained for other targets or profiles of these models (hash {self.models_hash}, the"
-                f" problem's is {models_hash}); {train}"
+                f" problem's is {models_hash}); {TRAIN}"
+            )
+
+    def require_features(self, features: Sequence[str]) -> None:
+        """Raise PlanError where this policy sees other features, such as one of another version's planner."""
+        if self.features != tuple(features):
+            other = set(self.features) ^ set(features)
+            raise PlanError(
+                f"the policy decides by {len(self.features)} features, this program's planner {self.planner!r} by"
+                f" {len(features)}{'; only one has ' + ', '.join(sorted(other)) if other else ', in another order'};"
+                f" {TRAIN}"
             )
 
     def to_json(self) -> bytes:
@@ -115,6 +130,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
             inputs = len(self.layers[n - 1].bias) if n else len(layer.weights)
             if len(layer.weights) != inputs or any(len(row) != outputs for row in layer.weights):
                 raise PlanError(f"{place}: layer {n} has weights of another size than its inputs and outputs")
+        if not all(np.isfinite(weights).all() and np.isfinite(bias).all() for weights, bias in self._arrays):
+            raise PlanError(f"{place}: has weights that are not finite; the training diverged: lower its learning rate")
+        if self.features:
+            self._check_features(place)
+        else:
+            self._check_heads(place)
+
+    def _check_features(self, place: str) -> None:
+        inputs, outputs = len(self.layers[0].weights), len(self.layers[-1].bias)
+        if inputs != len(self.features) or outputs != 1:
+            raise PlanError(
+                f"{place}: has {inputs} inputs and {outputs} outputs, for {len(self.features)} features and the value"
+                " of a choice"
+            )
+
+    def _check_heads(self, place: str) -> None:
         models, state = len(self.models), len(self.devices) + 2 * len(self.models)
         if len(self.layers[0].weights) != state:
             raise PlanError(
@@ -131,8 +162,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
             )
         if sum(self.heads) != len(self.layers[-1].bias):
             raise PlanError(f"{place}: has {len(self.layers[-1].bias)} outputs for {sum(self.heads)} choices")
-        if not all(np.isfinite(weights).all() and np.isfinite(bias).all() for weights, bias in self._arrays):
-            raise PlanError(f"{place}: has weights that are not finite; the training diverged: lower its learning rate")
 
     @property
     def _arrays(self) -> list[tuple[Floats, Floats]]:

@@ -45,6 +45,26 @@ def test_train_json_has_a_row_for_each_episode(program: Program) -> None:
     assert all(0 <= row["violated"] <= 1 for row in rows)
 
 
+def test_policy_of_inss_plus_decides_for_other_models_and_devices(program: Program, folder: Path) -> None:
+    said = program("train", "problem.toml", "--output", "policy.json", "--planner", "inss-plus", "--episodes", "30")
+    assert said.code == 0, said.err
+    assert " requests/s served, " in said.out and " % unserved" in said.out
+    assert "--planner inss-plus" in said.err
+    other = (
+        ('policy = "policy.json"\n' + PROBLEM)
+        .replace("count = 2", "count = 3")
+        .replace('slo = "100ms"', 'slo = "90ms"')
+    )
+    (folder / "learnt.toml").write_text(other)
+    first = program("plan", "learnt.toml", "--planner", "inss-plus", "--output", "plan.json")
+    assert first.code == 0, first.err
+    (folder / "learnt.toml").write_text(other.replace("rate = 100 }", "rate = 700 }"))
+    moved = program("plan", "learnt.toml", "--planner", "inss-plus", "--diff", "plan.json", "--output", "moved.json")
+    assert moved.code == 0, moved.err
+    made = json.loads((folder / "moved.json").read_text())
+    assert made["planner"] == "inss-plus" and made["unserved"] == {}
+
+
 def test_policy_that_does_not_fit_is_an_error_of_one_line(program: Program, folder: Path) -> None:
     missing = program("plan", "learnt.toml", "--planner", "inss")
     assert missing.code == 1 and "policy.json: cannot be read: No such file" in missing.err

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cotenant.planners.inss.cluster import Cluster
+from cotenant.planners.inss.device_options import options_of
 from cotenant.planners.inss.sac import SacOptions
 from cotenant.planners.inss.training import Episode, TrainingOptions, train
 from experiments.inss import (
@@ -29,6 +30,7 @@ from experiments.inss import (
     fig21,
     trained,
 )
+from experiments.inss.generated import generated
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
 
@@ -99,9 +101,7 @@ def quick(training: trained.Training) -> trained.Trained:
     """Train for a moment: plans are poor, and rows are as complete."""
     asked = trained.problem_of(training)
     curve: list[Episode] = []
-    options = TrainingOptions(
-        planner=training.planner, episodes=40, steps=2, batch=4, learner=SacOptions(hidden=(16,)), seed=training.seed
-    )
+    options = TrainingOptions(episodes=40, steps=2, batch=4, learner=SacOptions(hidden=(16,)), seed=training.seed)
     low, high = cluster.scaled(asked, "low"), cluster.scaled(asked, "high")
     return trained.Trained(train(Cluster.of(asked), low, high, options, curve.append), curve)
 
@@ -154,6 +154,22 @@ def test_rates_of_moments_stay_within_their_range_and_turn_at_its_ends() -> None
         for rate, least, most in zip(evaluation.rates_at(asked, moment).values(), low, high, strict=True):
             assert least * (1 - 1e-9) <= rate <= most * (1 + 1e-9)
     assert evaluation.rates_at(asked, 0) == pytest.approx(asked.rates)
+
+
+def test_generated_fleets_differ_by_seed_and_have_models_that_meet_their_targets() -> None:
+    problems = [generated(seed) for seed in range(4)]
+    assert generated(2).models == problems[2].models
+    assert len({(len(p.models), p.fleet[0].count, p.models[0].slo) for p in problems}) == 4
+    assert all((options_of(problem).sizes > 0).all() for problem in problems)
+
+
+def test_policies_of_inss_plus_are_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "FOLDER", tmp_path)
+    asked = trained.PlusTraining(seed=0, fleets=1, episodes=2)
+    once = trained.trained_plus(asked)
+    monkeypatch.setattr(trained, "plus_training", None)
+    assert trained.trained_plus(asked) == once
+    assert once.policy.planner == "inss-plus" and len(once.curve) == 2
 
 
 def test_policies_are_kept_in_files_and_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def plan(problem: Problem) -> Plan:
     """
     cluster = Cluster.of(problem)
     if problem.policy is not None:
-        require_policy(cluster, "inss")
+        _require_policy(cluster)
     rates = [problem.rates.get(name, 0.0) for name in cluster.models]
     if not cluster.devices or not any(rates):
         return with_totals(Plan(planner="inss"), problem)
@@ -60,12 +60,12 @@ def plan(problem: Problem) -> Plan:
     return kept if kept is not None else _acted(cluster, rates)
 
 
-def require_policy(cluster: Cluster, planner: str) -> None:
+def _require_policy(cluster: Cluster) -> None:
     """Raise PlanError where the problem's policy is not for this cluster, or another planner's."""
     policy = cluster.problem.policy
     assert policy is not None
-    policy.require(
-        planner=planner,
+    policy.require("inss")
+    policy.require_cluster(
         fleet=cluster.fleet_hash,
         devices=[kind.name for kind in cluster.devices],
         models=cluster.models,
@@ -121,14 +121,14 @@ def _acted(cluster: Cluster, rates: Sequence[float]) -> Plan:
         actions = _trained_actions(cluster, rates)
     else:
         environment = Environment(cluster, policy.low, policy.high)
-        state = environment.at(rates, used_memory(cluster))
+        state = environment.at(rates, _used_memory(cluster))
         actions = [np.array(policy.choices(state), dtype=np.int64).reshape(-1, 2)]
     return min(
-        (plan_of_action(cluster, action, rates) for action in actions), key=lambda made: sum(made.unserved.values())
+        (_plan_of_action(cluster, action, rates) for action in actions), key=lambda made: sum(made.unserved.values())
     )
 
 
-def plan_of_action(cluster: Cluster, choices: NDArray[np.int64], rates: Sequence[float]) -> Plan:
+def _plan_of_action(cluster: Cluster, choices: NDArray[np.int64], rates: Sequence[float]) -> Plan:
     """Return the plan of an action: by model, a device and a share. rates: by model."""
     where = adjusted(cluster, choices, [rate > 0 for rate in rates])
     return _plan(cluster, where, decide_batches(cluster, where, rates, [0.0] * len(rates)), rates)
@@ -147,7 +147,7 @@ def _trained_actions(cluster: Cluster, rates: Sequence[float]) -> list[NDArray[n
     return train_at(cluster, rates, TrainingOptions(episodes=1, steps=steps, batch=SPOT_BATCH))
 
 
-def used_memory(cluster: Cluster) -> list[float]:
+def _used_memory(cluster: Cluster) -> list[float]:
     """Return the part of each device's memory that the plan in force uses; 0 without one."""
     current = cluster.problem.current
     used = dict.fromkeys(_identities(cluster), 0)

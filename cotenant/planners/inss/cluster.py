@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
-from cotenant.planners.capacity import fits_memory, latency_curve, max_throughput_batch
+from cotenant.planners.capacity import fits_memory, latency_curve
 from cotenant.planners.problem import Problem
 from cotenant.predictors import Load
 
@@ -103,18 +103,6 @@ class Cluster(msgspec.Struct, frozen=True, dict=True):
             rates = [1 / seconds[0] for seconds in first if seconds]
             best.append(max(rates, default=0.0) or np.inf)
         return np.array(best)
-
-    @functools.cached_property
-    def sustained(self) -> Floats:
-        """Return the requests/s that each model sustains alone within its target, by model, device and share choice."""
-        most = [
-            [
-                [max_throughput_batch(tuple(self.curve(i, d, self.share(d, u))), slo)[1] for u in range(self.shares)]
-                for d in range(len(self.devices))
-            ]
-            for i, slo in enumerate(self.slos.tolist())
-        ]
-        return np.array(most).reshape(len(self.models), len(self.devices), self.shares)
 
     @functools.cached_property
     def fleet_hash(self) -> str:

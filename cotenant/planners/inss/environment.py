@@ -84,18 +84,6 @@ class Environment:
         scale = np.where(self.high > 0, self.high, 1.0)
         return np.concatenate([self._used, self.rates / scale, queued / scale])
 
-    def mask(self) -> NDArray[np.bool_]:
-        """Return the choices that may serve the rates, by model: devices, then shares.
-
-        A device may serve a model that it sustains on some share, a share one that some device sustains on it. Where
-        none may, all are possible.
-        """
-        enough = np.asarray(self.cluster.sustained >= self.rates[:, None, None])
-        devices, shares = np.any(enough, axis=2), np.any(enough, axis=1)
-        devices |= ~np.any(devices, axis=1, keepdims=True)
-        shares |= ~np.any(shares, axis=1, keepdims=True)
-        return np.concatenate([devices, shares], axis=1).ravel()
-
     def step(self, choices: NDArray[np.int64]) -> tuple[Floats, float, Outcome]:
         """Apply an action: by model, a device and a share. Return the next state, the reward and what it is made of."""
         where = adjusted(self.cluster, choices, [rate > 0 for rate in self.rates])

@@ -1,63 +1,197 @@
-"""Plan by a policy of InSS' kind that starts from `geometry`'s plan: `inss-plus`, ours.
+"""Change the plan in force by a learnt policy, device by device: `inss-plus`, ours.
 
-1. A plan in force whose partitions have batches for the rates stays, whoever made it; without one, geometry makes it.
-2. Else the policy decides, with actions masked: models come in descending order of the share that they need, and each
-   gets the device and the share that the policy thinks likeliest among those that serve its rate and are left. Where
-   none is left, the device with most left. Where that leaves rates unserved, the least shares on the same devices are
-   tried as well.
+1. Without a plan in force, or without a policy, geometry plans.
+2. Where the devices of the plan in force sustain the rates, with other batches at most, they stay as they are.
+3. Else the policy makes one move after the other (moves.py), each of which gives a device another of the options that
+   are prepared for the problem (device_options.py), until the rates are served. The state on the way that leaves least
+   unserved is the plan.
 
-Training masks what no device serves, and keeps the entropy out of the critics' targets (sac.py). A policy knows the
-models that it was trained for, at any rates within its range; without a policy geometry plans anew.
+InSS places each model on one device, which leaves rates beyond that unserved; options know no such limit, and hold
+their targets under the interference of the problem. What `check` finds is never returned: the plan in force is then
+kept with what it sustains, or geometry plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from cotenant.core.plan import Plan
-from cotenant.core.units import WHOLE
+from cotenant.core.identity import DeviceId
+from cotenant.core.model import Kind
+from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.planners import geometry
+from cotenant.planners.capacity import PartitionDraft, partitions_with_batches, with_totals
 from cotenant.planners.check import check
-from cotenant.planners.inss import plan_of_action, require_policy, used_memory
-from cotenant.planners.inss.cluster import Cluster
-from cotenant.planners.inss.environment import Environment
+from cotenant.planners.inss.device_options import capacities_of, options_of, partitions_in_force
+from cotenant.planners.inss.moves import FEATURES, MOST_MOVES, DeviceStates
 from cotenant.planners.local_search import rebatched_plan
+from cotenant.planners.policy import Policy
 from cotenant.planners.problem import Problem
 from cotenant.planners.rates import rescaled_plan
 
-INTERFERENCE_MARGIN = 1.15  # on rates, when a share is chosen before it is known what else runs on the device
+OPEN = 4  # devices of a kind that may be opened at once
 
 
 def plan(problem: Problem) -> Plan:
-    """Keep the plan in force where its partitions serve the rates, else act by the policy.
+    """Keep the plan in force where it sustains the rates, else change it by the policy.
 
-    Raises PlanError for a policy of another cluster, models or planner.
+    Raises PlanError for a policy of another planner or version, and for one that is untrained.
     """
-    cluster = Cluster.of(problem)
     if problem.policy is not None:
-        require_policy(cluster, "inss-plus")
-    kept = _kept(problem)
-    if kept is not None:
-        return kept
-    rates = [problem.rates.get(name, 0.0) for name in cluster.models]
-    if problem.policy is None or problem.current is None or not cluster.devices or not any(rates):
-        return msgspec.structs.replace(geometry.plan(problem), planner="inss-plus")
-    action, needed = _masked_action(cluster, rates)
-    made = plan_of_action(cluster, action, rates)
-    if made.unserved:
-        made = min(made, plan_of_action(cluster, needed, rates), key=lambda each: sum(each.unserved.values()))
-    return msgspec.structs.replace(made, planner="inss-plus")
+        problem.policy.require("inss-plus")
+        problem.policy.require_features(FEATURES)
+    moved = _from_current(problem)
+    made = geometry.plan(problem) if moved is None else moved
+    return msgspec.structs.replace(made, planner="inss-plus", provenance=None)
 
 
-def _kept(problem: Problem) -> Plan | None:
-    """Return the plan in force at the problem's rates, with other batches; None where that violates anything."""
-    current = problem.current
-    if current is None or problem.objective == "rate":
+def _from_current(problem: Problem) -> Plan | None:
+    """Return the plan in force at the problem's rates, changed where it does not sustain them; None where there is
+    none, or no way to change it."""
+    if problem.current is None or problem.objective == "rate" or not any(problem.rates.values()):
         return None
+    slots = list(_slots(problem, problem.current))
+    start = _start(problem, slots)
+    if start.served:
+        kept = _plan(problem, slots, [slot.partitions for slot in slots])
+        if not check(kept, problem):
+            return kept
+    elif any(len(partition.placements) > 1 for slot in slots for partition in slot.partitions):
+        rebatched = _rebatched(problem, problem.current)
+        if rebatched is not None:
+            return rebatched
+    if problem.policy is None:
+        return None
+    options = options_of(problem)
+    chosen = _moved(start, problem.policy)
+    partitions = [
+        slot.partitions if option < 0 else options.partitions[option]
+        for slot, option in zip(slots, chosen, strict=True)
+    ]
+    for candidate in (partitions, [slot.partitions for slot in slots]):
+        made = _plan(problem, slots, candidate)
+        if not check(made, problem):
+            return made
+    return None
+
+
+class _Slot(msgspec.Struct, frozen=True):
+    """Hold a device that is in use, or may be: partitions have what they sustain."""
+
+    kind: Kind
+    id: DeviceId
+    partitions: tuple[Partition, ...]
+
+
+def _slots(problem: Problem, current: Plan) -> Iterator[_Slot]:
+    """Yield the devices in use, as far as the fleet still has them, and those that may be opened."""
+    for kind in problem.fleet:
+        devices = [device for device in current.devices if device.kind == kind.name][: kind.count]
+        for device in devices:
+            yield _Slot(kind, device.id, partitions_in_force(problem, kind, device) or ())
+        taken = {device.id.index for device in devices}
+        free = (index for index in range(len(taken) + OPEN) if index not in taken)
+        more = OPEN if kind.count is None else min(OPEN, kind.count - len(devices))
+        yield from (_Slot(kind, DeviceId(kind.name, index), ()) for index, _ in zip(free, range(more), strict=False))
+
+
+def _start(problem: Problem, slots: Sequence[_Slot]) -> DeviceStates:
+    names = [model.name for model in problem.models]
+    kinds = [kind.name for kind in problem.fleet]
+    return DeviceStates(
+        options_of(problem),
+        np.array([problem.rates.get(name, 0.0) for name in names]),
+        [kinds.index(slot.kind.name) for slot in slots],
+        np.array([capacities_of(slot.partitions, names) for slot in slots]).reshape(len(slots), len(names)),
+        [len(slot.partitions) for slot in slots],
+    )
+
+
+def _moved(states: DeviceStates, policy: Policy) -> list[int]:
+    """Return the option of each device, -1 where it stays, in the state with least unserved that the policy's likeliest
+    moves lead to; what they leave unserved is given devices that are not in use, while there are any."""
+    best = states.copy()
+    for _ in range(MOST_MOVES):
+        if states.served:
+            break
+        moves = states.moves()
+        if not len(moves.device):
+            break
+        choice = int(np.argmax(policy.logits(moves.features)[:, 0]))
+        states.make(int(moves.device[choice]), int(moves.option[choice]))
+        if states.unserved < best.unserved:
+            best = states.copy()
+    while not best.served:
+        before, moves = best.unserved, best.moves(idle=True)
+        if not len(moves.device):
+            break
+        following = best.copy()
+        following.make(int(moves.device[0]), int(moves.option[0]))
+        if following.unserved >= before:
+            break
+        best = following
+    return best.chosen
+
+
+def _plan(problem: Problem, slots: Sequence[_Slot], partitions: Sequence[tuple[Partition, ...]]) -> Plan:
+    """Return the plan of partitions by slot, each placement with its part of its model's rate."""
+    sustained: defaultdict[str, float] = defaultdict(float)
+    for own in partitions:
+        for placement in _placements(own):
+            sustained[placement.model] += _sustained(placement)
+    parts = {
+        name: min(1.0, problem.rates.get(name, 0.0) / most) if most > 0 else 0.0 for name, most in sustained.items()
+    }
+    devices = []
+    for slot, own in zip(slots, partitions, strict=True):
+        needed = (
+            own
+            if all(parts[placement.model] for placement in _placements(own))
+            else _without_idle(problem, slot.kind, own, parts)
+        )
+        if needed:
+            devices.append(Device(id=slot.id, partitions=tuple(_with_rates(each, parts) for each in needed)))
+    return with_totals(Plan(planner="inss-plus", devices=tuple(devices)), problem)
+
+
+def _placements(partitions: Sequence[Partition]) -> Iterator[Placement]:
+    for partition in partitions:
+        yield from partition.placements
+
+
+def _sustained(placement: Placement) -> float:
+    return placement.procs * placement.batch / placement.duty
+
+
+def _with_rates(partition: Partition, parts: dict[str, float]) -> Partition:
+    placements = tuple(
+        msgspec.structs.replace(placement, rate=parts[placement.model] * _sustained(placement))
+        for placement in partition.placements
+    )
+    return Partition(share=partition.share, placements=placements)
+
+
+def _without_idle(
+    problem: Problem, kind: Kind, partitions: Sequence[Partition], parts: dict[str, float]
+) -> tuple[Partition, ...]:
+    """Return a device's partitions without models that nobody asks for; the others are slowed less then."""
+    kept = [
+        (partition.share, [p for p in partition.placements if parts[p.model]])
+        for partition in partitions
+        if any(parts[p.model] for p in partition.placements)
+    ]
+    drafts = [
+        PartitionDraft(share, {p.model: 0.0 for p in own}, {p.model: p.procs for p in own}) for share, own in kept
+    ]
+    return partitions_with_batches(problem, kind, drafts, [[p.batch for p in own] for _, own in kept]) or ()
+
+
+def _rebatched(problem: Problem, current: Plan) -> Plan | None:
+    """Return the plan in force at the problem's rates, with other batches, where several models share a partition in
+    time; None where that violates anything."""
     carried = current.rates()
     if any(bool(carried.get(name)) != bool(rate) for name, rate in problem.rates.items()):
         return None
@@ -65,41 +199,4 @@ def _kept(problem: Problem) -> Plan | None:
         return None
     rescaled = rescaled_plan(msgspec.structs.replace(current, objective="devices", bound=None), problem)
     kept = rebatched_plan(rescaled, problem)
-    if kept is None or check(kept, problem):
-        return None
-    return msgspec.structs.replace(kept, planner="inss-plus", provenance=None)
-
-
-def _masked_action(cluster: Cluster, rates: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return a device and a share for each model, of the policy's likeliest among those that serve its rate; and the
-    same devices with the least shares that do."""
-    policy = cluster.problem.policy
-    assert policy is not None
-    state = Environment(cluster, policy.low, policy.high).at(rates, used_memory(cluster))
-    logits = policy.logits(state).reshape(len(rates), -1)
-    devices = len(cluster.devices)
-    shares = np.array([[cluster.share(d, u) for u in range(cluster.shares)] for d in range(devices)])
-    margin = INTERFERENCE_MARGIN if cluster.problem.interference.interferes else 1.0
-    enough = cluster.sustained >= margin * np.array(rates)[:, None, None]
-    needed = np.where(enough, shares[None], 2 * WHOLE).min(axis=2)
-    left = np.full(devices, WHOLE)
-    partitions = np.array([kind.max_partitions or len(rates) for kind in cluster.devices])
-    action = np.zeros((len(rates), 2), dtype=np.int64)
-    least = np.zeros_like(action)
-    for i in np.argsort(-needed.min(axis=1), kind="stable"):
-        if not rates[i]:
-            continue
-        open_ = partitions > 0
-        fits = open_ & (needed[i] <= left)
-        device = int(np.argmax(np.where(fits, logits[i, :devices], -np.inf) if fits.any() else left * open_))
-        possible = enough[i, device] & (shares[device] <= left[device])
-        if possible.any():
-            choice = int(np.argmax(np.where(possible, logits[i, devices:], -np.inf)))
-        else:
-            choice = int(np.argmin(np.abs(shares[device] - left[device])))
-        action[i] = device, choice
-        least[i] = device, int(np.argmax(enough[i, device])) if enough[i, device].any() else choice
-        # What a share takes beyond the need is given back when shares are adjusted; later models need only find theirs.
-        left[device] -= min(int(needed[i, device]), int(shares[device, choice]))
-        partitions[device] -= 1
-    return action, least
+    return None if kept is None or kept.unserved or check(kept, problem) else kept

@@ -32,7 +32,9 @@ IMPOSSIBLE = -1e9  # logit of a choice that is masked
 class SacOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure the learner; defaults are table 1's.
 
-    target_entropy: of a head, in nats; None: -log(1 + number of the actor's outputs). soft_update: κ.
+    target_entropy: of a head, in nats; None: -log(1 + number of the actor's outputs). soft_update: κ. choice_features:
+    where a state is a row of so many features for each choice, with one head: networks then value each choice by its
+    own row, whichever place it has; None: a state is seen as a whole.
     """
 
     hidden: tuple[int, ...] = HIDDEN
@@ -42,6 +44,7 @@ class SacOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_entropy: float | None = None
     soft_update: float = 0.01
     decoupled: bool = False
+    choice_features: int | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -79,6 +82,14 @@ class Network(nn.Module):
         return values
 
 
+class ChoiceNetwork(Network):
+    """Networks that see the choices of a state one at a time."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        values = super().forward(rows.reshape(-1, self.weights[0].shape[1]))
+        return values.reshape(len(values), len(rows), -1)
+
+
 class Sac:
     """Hold the networks of a learner, and update them by batches of transitions."""
 
@@ -87,8 +98,13 @@ class Sac:
         self.heads = tuple(heads)
         self.options = options
         outputs = sum(heads)
-        sizes = (state_size, *options.hidden, outputs)
-        self.actor, self.critics = Network(sizes, 1), Network(sizes, 2)
+        features = options.choice_features
+        if features is None:
+            sizes = (state_size, *options.hidden, outputs)
+            self.actor, self.critics = Network(sizes, 1), Network(sizes, 2)
+        else:
+            sizes = (features, *options.hidden, 1)
+            self.actor, self.critics = ChoiceNetwork(sizes, 1), ChoiceNetwork(sizes, 2)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = torch.tensor(float(np.log(options.temperature)), requires_grad=True)
         entropy = options.target_entropy

@@ -22,11 +22,9 @@ REWARD_SCALE = 10.0 / PENALTY  # of the reward that the learner sees, which sect
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure a training.
 
-    planner: "inss", or "inss-plus", whose actions are masked and whose critics know no entropy. steps: of an episode,
-    each with one update of the networks once there are transitions for a batch.
+    steps: of an episode, each with one update of the networks once there are transitions for a batch.
     """
 
-    planner: str = "inss"
     episodes: int = EPISODES
     steps: int = STEPS
     batch: int = BATCH
@@ -36,10 +34,11 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """Report an episode: means over its steps.
+    """Report an episode.
 
-    reward: of equation 3. throughput: requests/s that all batches sustain. violated: fraction of requests late or
-    dropped, on average over models.
+    Of `inss`, means over its steps: reward of equation 3; throughput: requests/s that all batches sustain; violated:
+    fraction of requests late or dropped, on average over models. Of `inss-plus`: the sum of rewards; the requests/s
+    that are served at best, and the part that is not.
     """
 
     number: int
@@ -101,29 +100,24 @@ class _Learning:
         self.losses: list[float] = []
         self.updates = 0
         self._heads = environment.cluster.heads
-        self._masked = options.planner == "inss-plus"
-        learner = msgspec.structs.replace(options.learner, decoupled=self._masked)
-        self.learner = Sac(environment.state_size, self._heads, learner, options.seed)
+        self._every = np.ones(sum(self._heads), dtype=bool)
+        self.learner = Sac(environment.state_size, self._heads, options.learner, options.seed)
         self._replay = Replay(options.replay, environment.state_size, len(self._heads), sum(self._heads))
 
     def step(self, state: Floats) -> tuple[Floats, NDArray[np.int64], float, Outcome]:
         """Act, keep the transition, and update the networks; return the next state, the action and what it led to."""
-        mask = self._mask()
-        action = self.learner.act(state, mask, self.rng)
+        action = self.learner.act(state, self._every, self.rng)
         following, reward, outcome = self.environment.step(action.reshape(-1, 2))
-        self._replay.add(state, action, reward * REWARD_SCALE, following, mask, self._mask())
+        self._replay.add(state, action, reward * REWARD_SCALE, following, self._every, self._every)
         if len(self._replay) >= min(self.options.batch, self.options.replay):
             self.losses.append(self.learner.update(self._replay.sample(self.options.batch, self.rng)))
             self.updates += 1
         return following, action, reward, outcome
 
-    def _mask(self) -> NDArray[np.bool_]:
-        return self.environment.mask() if self._masked else np.ones(sum(self._heads), dtype=bool)
-
     def policy(self) -> Policy:
         cluster = self.environment.cluster
         return Policy(
-            planner=self.options.planner,
+            planner="inss",
             fleet=cluster.fleet_hash,
             devices=tuple(kind.name for kind in cluster.devices),
             models=cluster.models,
