@@ -25,6 +25,11 @@ COMMANDS = {
         "Profile the models of a repository over batch size and share of a device. Results are cached.",
         "cotenant.cli.profile:profile",
     ),
+    "characterise": (
+        "Run MLPerf's scenarios on models alone and co-located over shares of a device; write the matrices that the "
+        "collaborative filter learns from.",
+        "cotenant.cli.characterise:characterise",
+    ),
     "plan": (
         "Plan shares, batch sizes and placement of models, and predict SLO attainment.",
         "cotenant.cli.plan:plan",

@@ -164,6 +164,25 @@ class Listener:
         pass
 
 
+async def run_batch(
+    pool: SupervisedPool, listener: Listener, lane: LaneId, number: int, model: str, requests: Sequence[Tensors]
+) -> tuple[float, Timing]:
+    """Run one batch; return its seconds, from handing it to the worker to receiving its result, and the worker's
+    timing. Raises ModelError if it fails, WorkerError if the worker is not ready."""
+    listener.waiting = asyncio.get_running_loop().create_future()
+    sent = time.monotonic()
+    pool.run(lane, number, model, requests)
+    timing = await listener.waiting
+    return time.monotonic() - sent, timing
+
+
+def worker_memory(pool: SupervisedPool, lane: LaneId | None) -> int:
+    """Return the bytes of a lane's worker process; 0 where there is none."""
+    pids = {status.lane: status.pid for status in pool.status()}
+    pid = None if lane is None else pids[lane]
+    return 0 if pid is None else private_memory(pid)
+
+
 async def profile_model(
     backend: Backend,
     model: WorkerModel,
@@ -354,12 +373,6 @@ class _Bench:
     def _ready(self) -> bool:
         return any(status.state == "ready" for status in self._pool.status() if status.lane == self._lane)
 
-    def _worker_memory(self) -> int:
-        """Return the bytes of the open lane's worker process."""
-        pids = {status.lane: status.pid for status in self._pool.status()}
-        pid = None if self._lane is None else pids[self._lane]
-        return 0 if pid is None else private_memory(pid)
-
     async def _points(self, name: str, share: int, batches: Sequence[int]) -> AsyncIterator[Point | str]:
         for batch in batches:
             try:
@@ -392,11 +405,9 @@ class _Bench:
         self._foreign.read(begun)
         while len(latencies) < required or (time.monotonic() - begun < seconds and len(latencies) < most):
             await asyncio.sleep(max(grid.pause - rest, 0.0))
-            self._listener.waiting = asyncio.get_running_loop().create_future()
-            sent = time.monotonic()
-            self._pool.run(self._lane, next(self._numbers), name, next(batches))
-            timing = await self._listener.waiting
-            taken = time.monotonic() - sent
+            taken, timing = await run_batch(
+                self._pool, self._listener, self._lane, next(self._numbers), name, next(batches)
+            )
             rest = timing.pause  # the throttle of a small share is a rest too
             if first and taken < SLOW:
                 first = False
@@ -418,7 +429,7 @@ class _Bench:
             share=share,
             batch=batch,
             latency=latency,
-            memory=device_memory or self._worker_memory(),
+            memory=device_memory or worker_memory(self._pool, self._lane),
             features={
                 "cv_pct": 100 * spread,
                 **{f"p{percent}_ms": 1e3 * ordered[percent * len(ordered) // 100] for percent in (10, 90, 99)},

@@ -26,7 +26,16 @@ from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.predictors import Load
 from cotenant.predictors.gaussian_process import select_experiments
 from cotenant.predictors.samples import MIN_TIME_RATIO, Sample
-from cotenant.profiling.grid import ARENA, MIN_BATCHES, Candidate, Grid, Listener, Tensors, nearest_share
+from cotenant.profiling.grid import (
+    ARENA,
+    MIN_BATCHES,
+    Candidate,
+    Grid,
+    Listener,
+    Tensors,
+    nearest_share,
+    run_batch,
+)
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 
@@ -272,9 +281,7 @@ class _Bench:
 
     async def _batch(self, lane: LaneId, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:
         """Run one batch; return its seconds, and those of the throttle's pause after it."""
-        listener = self._listeners.of[lane]
-        listener.waiting = asyncio.get_running_loop().create_future()
-        sent = time.monotonic()
-        self._pool.run(lane, next(self._numbers), model, requests)
-        timing = await listener.waiting
-        return time.monotonic() - sent, timing.pause
+        taken, timing = await run_batch(
+            self._pool, self._listeners.of[lane], lane, next(self._numbers), model, requests
+        )
+        return taken, timing.pause

@@ -1,0 +1,107 @@
+"""`cotenant characterise`, with short runs, up to a plan by scores from what it wrote."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cotenant.config import read_profiles_file
+from tests.cli.program import Program
+
+SHORT = ("--duration", "0.02s")
+PROBLEM = """
+profiles = ["out/profiles.csv"]
+interference = { model = "svd", fit = "svd.json" }
+models = [{ name = "first", slo = "60s", rate = 0.1 }, { name = "second", slo = "60s", rate = 0.1 }]
+devices = [{ kind = "cpu", count = 2, cuts = [25, 50, 100] }]
+"""
+
+
+SETTINGS = """
+model_repository = "mine"
+profiles = "known.csv"
+models = [{ name = "first", slo = "2s" }, { name = "second", slo = "2s" }]
+"""
+KNOWN = "model,kind,share_pct,batch,latency_ms,memory_mib\n" + "".join(
+    f"{model},cpu,{share},{batch},{batch},1\n"
+    for model in ("first", "second")
+    for share in (5, 100)
+    for batch in (1, 8)
+)
+
+
+@pytest.fixture(autouse=True)
+def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`identity` under two names, whose profiles are known, and `broken`. On a busy machine a batch may take longer
+    alone than beside another, which is no matter here."""
+    (folder / "mine.toml").write_text(SETTINGS)
+    (folder / "known.csv").write_text(KNOWN)
+    for module in ("profiling.pairs", "predictors.samples"):
+        monkeypatch.setattr(f"cotenant.{module}.MIN_TIME_RATIO", 0.001)
+    for name, model in (("first", "identity"), ("second", "identity"), ("broken", "broken")):
+        shutil.copytree(folder / "models" / model, folder / "mine" / name)
+
+
+def test_characterise_fills_matrices_that_the_filter_learns_from(program: Program, folder: Path) -> None:
+    said = program("characterise", "mine.toml", "-o", "out", *SHORT)
+    assert said.code == 0, said.err
+    assert "left out: broken:" in said.err and "wrote out/configurations.csv" in said.err
+    assert "samples/s alone" in said.out and "lost beside another model on cpu" in said.out
+    header, *rows = csv.reader((folder / "out" / "configurations.csv").read_text().splitlines())
+    assert len(header) == 1 + 3 * 4 and "cpu 50% offline" in header
+    assert [row[0] for row in rows] == ["first", "second"]
+    assert all(float(cell) > 0 for row in rows for name, cell in zip(header, row, strict=True) if "stream" in name)
+    lost = list(csv.reader((folder / "out" / "interference-cpu.csv").read_text().splitlines()))
+    assert sorted(lost[0][1:]) == ["first", "second"] and all(all(row) for row in lost[1:])
+    profiles = read_profiles_file(folder / "out" / "profiles.csv")
+    assert profiles["first", "cpu"].shares == (250, 500, 1000)
+
+    fitted = program("fit", "out/pairs.csv", "--profiles", "out/profiles.csv", "--model", "svd", "-o", "svd.json")
+    assert fitted.code == 0, fitted.err
+    (folder / "scored.toml").write_text(PROBLEM)
+    planned = program("plan", "scored.toml", "--planner", "score", "--json")
+    assert planned.code == 0, planned.err
+    plan = json.loads(planned.out)
+    assert plan["planner"] == "score" and not plan["unserved"]
+
+
+def test_characterise_goes_on_where_it_was_stopped(program: Program, folder: Path) -> None:
+    first = program(
+        "characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50", "--pairs", "0"
+    )
+    assert first.code == 0, first.err
+    before = (folder / "out" / "runs.csv").read_text()
+    assert len(before.splitlines()) == 3 and not (folder / "out" / "pairs.csv").exists()
+    again = program("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--pairs", "1", "--json")
+    assert again.code == 0, again.err
+    runs = json.loads(again.out)["runs"]
+    assert {(each["model"], each["share"]) for each in runs} == {
+        (name, share) for name in ("first", "second") for share in (1000, 500, 250)
+    }
+    assert (folder / "out" / "runs.csv").read_text().startswith(before)
+    assert len((folder / "out" / "pairs.csv").read_text().splitlines()) == 3
+
+
+def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
+    said = program.refuses("characterise", "absent", "--scenario", "online")
+    assert "--scenario online: there are single-stream, multi-stream, server, offline" in said
+    said = program.refuses("characterise", "absent", "--scenario", "server", "--pairs", "3")
+    assert "--pairs co-locates models in the offline scenario; add --scenario offline" in said
+    (folder / "out").mkdir()
+    (folder / "out" / "runs.csv").write_text("what,when\n")
+    assert "out/runs.csv:1: these are no runs of `cotenant characterise`" in program.refuses(
+        "characterise", "absent", "-o", "out"
+    )
+    (folder / "fake.toml").write_text('backend = "fake"\nmodel_repository = "mine"\n')
+    said = program.refuses("characterise", "fake.toml")
+    assert "the backend fake runs no models, so there is nothing to characterise" in said
+
+
+def test_characterise_refuses_a_share_that_the_device_has_not(program: Program) -> None:
+    said = program("characterise", "mine.toml", "--share", "33.3", *SHORT)
+    assert said.code == 1
+    assert "error: --share 33.3: cpu has no such share; there are 5, 10, " in said.err
