@@ -14,7 +14,7 @@ import msgspec
 
 from cotenant.app.front_end_source import request_seconds
 from cotenant.app.problem import build_problem, ensemble_model, model_of
-from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, ignore_progress
+from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, describe_busy, ignore_progress
 from cotenant.app.remote_repository import RemoteRepository
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
@@ -224,6 +224,8 @@ class DeploymentBuilder:
                 model = model_of(self._model_settings(name), entry, info, measured, delay)
                 served[name] = ServableModel(entry=entry, info=info, model=model, policy=request_policy(entry.config))
                 profiles |= {(name, profile.kind): profile for profile in measured}
+        if busy := describe_busy(profile for (name, _), profile in profiles.items() if name in unmeasured):
+            logger.warning("%s", busy)
         if unmeasured and not self._profiles.full:
             logger.info(
                 "%s profiled at a few points each; a server that adapts measures more once the machine is quiet, "

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -18,13 +17,12 @@ from cotenant.backends import Backend
 from cotenant.core.model import Kind
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
+from cotenant.core.units import show_count
 from cotenant.errors import ModelError
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, coarse_grid_of, grid_of, profile_model
 from cotenant.profiling.machine_load import foreign_load, is_busy, measure_load
 from cotenant.worker.repository import Entry, sample_inputs, worker_model
-
-logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
@@ -51,6 +49,19 @@ class KnownProfiles(msgspec.Struct, frozen=True, kw_only=True):
 
     known: dict[str, Profile]
     missing: tuple[Missing, ...]
+
+
+def describe_busy(profiles: Iterable[Profile]) -> str:
+    """Say which profiles were measured on a busy machine; empty where none was."""
+    busy = {profile.model: foreign_load(profile) for profile in profiles if is_busy(profile)}
+    if not busy:
+        return ""
+    low, high = (f"{100 * part:.0f}" for part in (min(busy.values()), max(busy.values())))
+    which = f"{next(iter(busy))} was" if len(busy) == 1 else f"{show_count(len(busy), 'model')} were"
+    return (
+        f"{which} profiled while other programs used {low if low == high else f'{low} to {high}'} % of the processors; "
+        "that is done again on a quiet machine"
+    )
 
 
 class ProfileSource:
@@ -164,7 +175,7 @@ class ProfileSource:
 
         measured(0)
         rng = np.random.default_rng(0)
-        profile = await profile_model(
+        return await profile_model(
             self._backend,
             worker_model(entry, info),
             lambda rows: sample_inputs(entry, info, rows, rng),
@@ -172,14 +183,6 @@ class ProfileSource:
             grid=missing.grid,
             measured=measured,
         )
-        if is_busy(profile):
-            logger.warning(
-                "%s was profiled while other programs used %.0f %% of the processors; that is done again on a quiet "
-                "machine",
-                name,
-                100 * foreign_load(profile),
-            )
-        return profile
 
 
 def _runtime(entry: Entry) -> str:

@@ -67,9 +67,9 @@ def status_view(status: Status) -> RenderableType:
         models.add_row(*(escape(cell) for cell in [shorten_middle(cells[0]), *cells[1:]]))
         if note:
             notes.append(Text(f"{cells[0]}: {note}"))
-    title = f"partitions; {status.isolation}"
     usage = (">share", ">used", ">memory", ">restarts")
-    workers = table(title, "partition", "worker", "standby", *usage, "models", "last failure")
+    failures = ["last failure"] if any(worker.reason for worker in status.workers) else []
+    workers = table("partitions", "partition", "worker", "standby", *usage, "models", *failures)
     workers.columns[0].no_wrap = True
     for worker in status.workers:
         used = "-" if worker.used_share is None else show_share(round(worker.used_share))
@@ -82,16 +82,32 @@ def status_view(status: Status) -> RenderableType:
             show_memory(worker.memory),
             str(worker.restarts),
             escape(", ".join(worker.models)),
-            escape(worker.reason),
+            *([escape(worker.reason)] if failures else ()),
         )
-    rollouts = table("rollouts", ">revision", "reason", "outcome", "durations", "failure")
-    for past in status.rollout.last[:SHOWN_ROLLOUTS]:
-        rollouts.add_row(*(escape(cell) for cell in past.row()), style="red" if past.failed else "")
+    last = status.rollout.last[:SHOWN_ROLLOUTS]
+    headings = [">revision", "reason", "outcome", "durations", "failure"][
+        : 5 if any(each.failure for each in last) else 4
+    ]
+    rollouts = table("rollouts", *headings)
+    for past in last:
+        cells = past.row()[: len(headings)]
+        rollouts.add_row(*(escape(cell) for cell in cells), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
     rejected = [Text(status.reload_error, style="red")] if status.reload_error else []
-    return Group(*starting, *rejected, models, *notes, plan_bars(plan), workers, rollout, rollouts, *adaptation)
+    return Group(
+        *starting,
+        *rejected,
+        models,
+        *notes,
+        plan_bars(plan),
+        workers,
+        Text(status.isolation),
+        rollout,
+        rollouts,
+        *adaptation,
+    )
 
 
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:

@@ -35,7 +35,7 @@ ALPHABET = string.ascii_lowercase + string.ascii_uppercase + string.digits
 
 
 def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
-    """Tabulate every placement with its worst-case latency and its target, free shares, and what is unserved."""
+    """Tabulate every placement with its worst-case latency and its target, and free shares; say what is unserved."""
     targets = {model.name: model.slo for model in models}
     numbers = (">batch", ">rate /s", ">batch latency", ">duty cycle", ">worst case", ">target")
     title = f"plan by {plan.planner}: {plan_summary(plan)}"
@@ -64,11 +64,15 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
         rows.add_section()
     if len(groups) > MAX_GROUPS:
         rows.add_row(Text(more_devices(groups), style="dim"))
-    for model, rate in plan.unserved.items():
-        rows.add_row(Text("unserved", style="bold red"), "", escape(shorten_middle(model)), "", show_rate(rate))
     if any(group.count > 1 for group in groups):
         rows.caption = "N x: that many equal devices; the figures are per device"
-    return Group(Text(title), rows)
+    return Group(Text(title), rows, *_unserved(plan))
+
+
+def _unserved(plan: Plan) -> list[Text]:
+    """Return a line of what a plan leaves unserved, if there is anything."""
+    left = ", ".join(f"{model} {show_rate(rate)}" for model, rate in plan.unserved.items())
+    return [Text.assemble(("unserved", "bold red"), f", requests/s: {left}")] if left else []
 
 
 class Bars(msgspec.Struct, frozen=True):

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.app.profile_source import ProfileSource, Progress, ignore_progress
+from cotenant.app.profile_source import ProfileSource, Progress, describe_busy, ignore_progress
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import LaneId
 from cotenant.core.model import Kind
-from cotenant.core.profile import Profile
+from cotenant.core.profile import Point, Profile
 from cotenant.errors import DeviceError, ModelError
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid
-from cotenant.profiling.machine_load import MachineLoad, is_busy
+from cotenant.profiling.machine_load import FOREIGN, MachineLoad, is_busy
 from cotenant.worker.repository import describe, find_model
 from tests.app.test_deployment_builder import CUT, LARGE
 
@@ -156,3 +156,14 @@ def test_profile_source_order_of_parameters_in_the_configuration_does_not_matter
         configured = msgspec.structs.replace(entry, config=config)
         asyncio.run(source(backend).profiles(configured, describe(entry), {}))
     assert len(backend.lanes) == 2  # one for each kind
+
+
+def test_profiles_of_a_busy_machine_are_told_in_one_line() -> None:
+    def profile(model: str, foreign: float) -> Profile:
+        return Profile(model, "cpu", [Point(share=1000, batch=1, latency=1.0, memory=1, features={FOREIGN: foreign})])
+
+    told = "profiled while other programs used {} % of the processors; that is done again on a quiet machine"
+    assert describe_busy([profile("a", 10.0)]) == ""
+    assert describe_busy([profile("a", 10.0), profile("b", 48.2)]) == "b was " + told.format(48)
+    busy = [profile("a", 11.0), profile("b", 98.0), profile("c", 40.0)]
+    assert describe_busy(busy) == "3 models were " + told.format("11 to 98")

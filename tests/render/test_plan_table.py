@@ -21,7 +21,7 @@ def test_plan_table_of_a_plan_lists_placements_free_and_unserved() -> None:
     assert ["digits", "8", "60", "20 ms", "100 ms", "120 ms", "-"] in rows
     assert ["cpu-0/1", "25 %", "bert", "1", "1", "300 ms", "300 ms", "600 ms", "1 s"] in rows
     assert ["cpu-0", "15 %", "free"] in rows
-    assert ["unserved", "ssd", "3"] in rows
+    assert rows[-1] == ["unserved, requests/s: ssd 3"]
     assert "plan by elastic: 1 device, 2.50 per hour, 15 % of a device free, 3 requests/s unserved" in shown(
         plan_table(PLAN)
     )
@@ -88,8 +88,19 @@ def test_plan_table_with_sevenths_shows_no_free_share() -> None:
 
 def test_plan_table_with_a_long_name_shortens_its_middle() -> None:
     name = "distilbert-base-uncased-finetuned-sst-2-english"
-    text = shown(plan_table(Plan(planner="p", unserved={name: 1.0})))
-    assert "distilbert-b…t-2-english" in text
+    placement = Placement(model=name, batch=1, rate=1.0, duty=0.3, latency=0.3)
+    device = Device(id=DeviceId("cpu"), partitions=(Partition(share=1000, placements=(placement,)),))
+    assert "distilbert-b…t-2-english" in shown(plan_table(Plan(planner="p", devices=(device,))))
+
+
+def test_plan_table_in_80_columns_names_what_is_unserved_in_full() -> None:
+    """As the demo shows it beside other programs: in the table its name was broken."""
+    placement = Placement(model="ssd_mobilenet", batch=16, rate=0.0978, duty=0.1036, latency=1.031)
+    device = Device(id=DeviceId("cpu"), partitions=(Partition(share=1000, placements=(placement,)),))
+    plan = Plan(planner="geometry", devices=(device,), unserved={"mobilenet_v2_quantised": 0.0978})
+    lines = shown(plan_table(plan, [Model(name="ssd_mobilenet", slo=1.2)]), 80).splitlines()
+    assert "cpu-0/0    100 %  ssd_mobilenet     16  0.0978   1.03 s  104 ms  1.13 s   1.2 s" in lines
+    assert lines[-1] == "unserved, requests/s: mobilenet_v2_quantised 0.0978"
 
 
 def test_plan_table_of_an_empty_plan_is_shown() -> None:
