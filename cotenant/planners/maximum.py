@@ -6,13 +6,14 @@ order of price; workloads for which no device is left would wait, and are unserv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft, fits_device
-from cotenant.planners.kind_by_kind import plan_kind_by_kind, split_into_instances
+from cotenant.planners.kind_by_kind import instance_count, plan_kind_by_kind, sustained_rate
 
 
 def plan(problem: Problem) -> Plan:
@@ -22,9 +23,13 @@ def plan(problem: Problem) -> Plan:
 
 def _place(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[DeviceDraft]:
     whole = kind.cuts[-1]
-    placed = [
-        DeviceDraft(kind, [PartitionDraft(whole, {each.model: each.rate})])
-        for model, rate in rates.items()
-        for each in split_into_instances(problem, kind, model, rate, whole)
-    ]
-    return [device for device in placed if fits_device(problem, kind, device.cuts)][: kind.count]
+    placed, left = [], math.inf if kind.count is None else kind.count
+    for model, rate in rates.items():
+        count = instance_count(rate, sustained_rate(problem, model, kind, whole))
+        if not count or not left:
+            continue
+        cuts = [PartitionDraft(whole, {model: rate / count})]
+        if fits_device(problem, kind, cuts):
+            placed.append(DeviceDraft(kind, cuts, int(min(count, left))))
+            left -= placed[-1].count
+    return placed

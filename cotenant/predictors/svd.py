@@ -39,8 +39,11 @@ def complete(values: Matrix) -> Matrix:
     Raises PlanError for a row or a column without any value, and without scikit-learn where a row needs it.
     """
     gaps = np.isnan(values)
-    if gaps.all(axis=0).any() or gaps.all(axis=1).any():
-        raise PlanError("a row or a column of the matrix has no measurement; leave it out")
+    for axis, what in ((1, "row"), (0, "column")):
+        empty = np.asarray(gaps.all(axis=axis))
+        if empty.any():
+            place = f"{what} {int(np.argmax(empty)) + 1} of {len(empty)} of the matrix"
+            raise PlanError(f"{place} has no measurement; measure one there, or leave it out")
     sparse = gaps.mean(axis=1) >= MIN_SPARSITY
     if not (gaps.any(axis=1) & ~sparse).any():
         return predict_by_similarity(values)

@@ -134,9 +134,12 @@ def test_systems_are_compared_at_the_same_rates(
     times = fig16.run(Options())
     assert len(times) == 4 * 2 and len({row.offered for row in times if row.moment == 0}) == 1
     assert "Figures 16 and 18" in drawn(fig16, times, tmp_path)
-    heavy = {row.system: row for row in fig21.run(Options())}
+    heavy = {row.system: row for row in fig21.run(Options(every=4))}
     assert heavy["InSS_4"].gpus <= 4 and heavy["InSS_5"].gpus <= 5
-    assert "Figures 21 and 23" in drawn(fig21, [*heavy.values()], tmp_path)
+    assert [row.seeds for row in heavy.values()] == [2, 2, 1, 1, 1, 1]
+    assert all(row.violated_low <= row.violated <= row.violated_high for row in heavy.values())
+    assert heavy["InSS_4"].sustained_low < heavy["InSS_4"].sustained_high
+    assert "Figures 21 to 23" in drawn(fig21, [*heavy.values()], tmp_path)
 
 
 def test_decisions_are_timed_of_every_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from cotenant.core.plan import Plan
-from cotenant.planners import maximum, minimum, roundrobin
+from cotenant.errors import PlanError
+from cotenant.planners import load_planner, maximum, minimum, roundrobin
+from cotenant.planners.check import check
 from tests.planners.test_score import A30, V100, problem
 
 
@@ -37,6 +39,22 @@ def test_max_gives_each_workload_a_whole_device() -> None:
     made = maximum.plan(problem({"a": 10.0, "b": 400.0}, msgspec.structs.replace(V100, count=None)))
     assert cuts(made) == [[(1000, ["a"])], [(1000, ["b"])], [(1000, ["b"])]]
     assert maximum.plan(problem({"a": 10.0, "b": 400.0}, V100)).unserved == {"b": 400.0}
+
+
+def test_max_plans_any_number_of_devices() -> None:
+    many = problem({"a": 1e7}, msgspec.structs.replace(V100, count=None))
+    made = maximum.plan(many)
+    assert made.devices_used > 10_000 and made.unserved == {} and check(made, many) == []
+    assert len({device.id for device in made.devices}) == made.devices_used
+    limited = msgspec.structs.replace(many, fleet=(msgspec.structs.replace(V100, count=12_000),))
+    assert maximum.plan(limited).devices_used == 12_000
+
+
+@pytest.mark.parametrize("name", ["gslice", "hetsev", "igniter", "min", "roundrobin", "score"])
+def test_planners_that_place_instances_one_by_one_refuse_too_many(name: str) -> None:
+    many = problem({"a": 1e8}, msgspec.structs.replace(V100, count=None))
+    with pytest.raises(PlanError, match=r"^model 'a': its rate takes \d+ instances, and this planner places each by"):
+        load_planner(name)(many)
 
 
 def test_roundrobin_takes_chunks_in_turn_and_shares_them() -> None:

@@ -51,8 +51,13 @@ def test_complete_chooses_method_by_gaps_of_each_row() -> None:
 
 
 def test_complete_with_empty_row_or_column_raises_plan_error() -> None:
-    with pytest.raises(PlanError, match="a row or a column of the matrix has no measurement"):
-        svd.complete(without(*((2, column) for column in range(4))))
+    rows, columns = WHOLE.shape
+    with pytest.raises(
+        PlanError, match=f"^row 3 of {rows} of the matrix has no measurement; measure one there, or leave"
+    ):
+        svd.complete(without(*((2, column) for column in range(columns))))
+    with pytest.raises(PlanError, match=f"^column 2 of {columns} of the matrix has no measurement"):
+        svd.complete(without(*((row, 1) for row in range(rows))))
 
 
 def loads(model: str, *shares: int) -> list[Load]:

@@ -6,6 +6,7 @@ For the largest multiple of the rates, multiples are tried: one is reached where
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 
@@ -26,6 +27,9 @@ from cotenant.planners.geometry.small_fleet import MAX_REPAIRS, rescaled_current
 Array = NDArray[np.float64]
 
 UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved costs
+# For fleets that cost more than so many of the dearest device, a whole model unserved costs a multiple of them instead:
+# it would else be cheaper than what serves it, or the last of its rate than the device that serves that.
+LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_INTEGER_COLUMNS = 4000  # modes of one model up to which their integer program is solved as a whole
@@ -67,7 +71,7 @@ def _covers(
     if maximize_scale:
         yield _largest_scale(context, catalog, singles, demand, budget)
         return
-    penalties = UNSERVED_PENALTY * max(context.prices) / demand
+    penalties = _unserved_cost(context) / demand
     fleet = _fleet(context, context.prices, penalties)
     diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
     search = FleetSearch(diver, singles, demand, budget)
@@ -85,6 +89,17 @@ def _covers(
     starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
     start = min(starts, key=search.cost)
     yield search.improve(start, least=least, patience=_patience(start))
+
+
+def _unserved_cost(context: PlanningContext) -> float:
+    """Return what leaving a whole model unserved costs: more than a fleet that serves it."""
+    if context.relaxation is not None and not context.maximize_scale:
+        served = context.relaxation.value
+    else:
+        limited = zip(context.counts, context.prices, strict=True)
+        served = sum(count * price for count, price in limited if count < math.inf)
+    dearest = max(context.prices)
+    return LARGE_FACTOR * served if served > LARGE_COST * dearest else UNSERVED_PENALTY * dearest
 
 
 def _patience(devices: Sequence[PlacedDevice]) -> int:
@@ -153,7 +168,7 @@ def _largest_scale(
     if relaxation is None:
         return []
     # As where the rates are to be served at the least cost: what the devices do not hold stays unserved.
-    fleet = _fleet(context, context.prices, UNSERVED_PENALTY * max(context.prices) / demand)
+    fleet = _fleet(context, context.prices, _unserved_cost(context) / demand)
     best: list[PlacedDevice] = []
     low, high, multiple = 0.0, relaxation.value, relaxation.value * 0.98
     for _ in range(MAX_SCALE_TRIALS):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cotenant.planners.inss.cluster import MAX_BATCH, Cluster, Provisioning
+from cotenant.predictors.analytic import task_latency
 
 # Of models that none was found for, and of co-located ones during the search: as in the published program.
 DEFAULT_BATCH = 4
@@ -24,15 +25,15 @@ class BatchDecision(msgspec.Struct, frozen=True):
     feasible: tuple[bool, ...]
 
 
-def task_latency(batch: int, seconds: float, rate: float, queued: float) -> float:
+def longest_latency(batch: int, seconds: float, rate: float, queued: float) -> float:
     """Return the longest latency of a request by equation 2, in seconds.
 
     seconds: of a batch; rate: requests/s, evenly spaced; queued: requests that wait already. The batch in flight is
     taken to have just begun. Of an empty queue the first request waits longest, for its batch to fill.
     """
-    longest = max(seconds, (batch - 1) / rate if rate else 0.0) + seconds
+    longest = task_latency(1 if rate else batch, batch, rate, seconds, seconds)
     if queued + 1 >= batch:
-        longest = max(longest, seconds + math.ceil((queued + 1) / batch) * seconds)
+        longest = max(longest, task_latency(queued + 1, batch, rate, seconds, seconds))
     return longest
 
 
@@ -56,7 +57,7 @@ def decide_batches(
             seconds = math.inf
             if middle <= len(curve) and _fits(cluster, where, batches, i, middle):
                 seconds = curve[middle - 1] * cluster.slowdown(i, middle, where, [DEFAULT_BATCH] * len(batches))
-            if task_latency(middle, seconds, rates[i], queued[i]) > cluster.slos[i]:
+            if longest_latency(middle, seconds, rates[i], queued[i]) > cluster.slos[i]:
                 high = middle - 1
             elif middle >= rates[i] * seconds:
                 best, low = middle, middle + 1

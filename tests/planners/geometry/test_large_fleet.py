@@ -19,6 +19,8 @@ from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import memory_parts
 from cotenant.planners.geometry.modes import Mode
+from cotenant.predictors import ConstantMargin
+from tests.planners.problems import MIB, linear
 
 # On MIG devices the simple program counts legal layouts; elsewhere only that shares add up, which may not pack.
 RECIPES = [
@@ -174,3 +176,21 @@ def test_budget_part_counts_for_the_whole() -> None:
     part.spend(5.0)
     assert (part.left(), whole.left()) == (0.0, 0.0)
     assert math.isinf(part.seconds_left())
+
+
+@pytest.mark.parametrize("rates", [{"a": 1e6, "b": 0.0}, {"a": 2e6, "b": 5.0}])
+def test_rates_that_take_thousands_of_devices_are_served(rates: dict[str, float]) -> None:
+    """Leaving a model unserved never costs less than the devices that serve it."""
+    cuts = (500, 1000)
+    asked = Problem(
+        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.1)),
+        rates=rates,
+        fleet=(Kind(name="k", count=None, cuts=cuts),),
+        profiles={(name, "k"): linear(name, "k", 0.002, 0.001, cuts, (1, 32), MIB) for name in "ab"},
+        interference=ConstantMargin(1.3),
+        arrivals="even",
+    )
+    plan = geometry.plan(asked)
+    assert plan.unserved == {} and check(plan, asked) == []
+    assert plan.bound is not None and plan.bound > 1000
+    assert plan.devices_used <= plan.bound * 1.01

@@ -5,28 +5,28 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cotenant.planners.inss.batch_decision import DEFAULT_BATCH, decide_batches, task_latency
+from cotenant.planners.inss.batch_decision import DEFAULT_BATCH, decide_batches, longest_latency
 from cotenant.planners.inss.cluster import Cluster, Provisioning
 from tests.planners.inss.cases import two_devices
 from tests.planners.problems import MIB, ProportionalInterference
 
 
-def test_task_latency_of_an_empty_queue_waits_for_the_batch_to_fill() -> None:
+def test_longest_latency_of_an_empty_queue_waits_for_the_batch_to_fill() -> None:
     """Equation 2, second case: seven more requests at 100/s take 70 ms, and the batch 20."""
-    assert task_latency(8, 0.020, 100.0, 0) == pytest.approx(0.090)
+    assert longest_latency(8, 0.020, 100.0, 0) == pytest.approx(0.090)
 
 
-def test_task_latency_of_a_batch_that_fills_fast_waits_for_the_one_in_flight() -> None:
-    assert task_latency(2, 0.020, 1000.0, 0) == pytest.approx(0.040)
+def test_longest_latency_of_a_batch_that_fills_fast_waits_for_the_one_in_flight() -> None:
+    assert longest_latency(2, 0.020, 1000.0, 0) == pytest.approx(0.040)
 
 
-def test_task_latency_behind_a_queue_waits_for_all_batches_before() -> None:
+def test_longest_latency_behind_a_queue_waits_for_all_batches_before() -> None:
     """Equation 2, first case: eleven requests wait, so that the next is in the third batch of four."""
-    assert task_latency(4, 0.020, 1000.0, 11) == pytest.approx(0.080)
+    assert longest_latency(4, 0.020, 1000.0, 11) == pytest.approx(0.080)
 
 
-def test_task_latency_of_an_unasked_model_is_two_batches() -> None:
-    assert task_latency(1, 0.020, 0.0, 0) == pytest.approx(0.040)
+def test_longest_latency_of_an_unasked_model_is_two_batches() -> None:
+    assert longest_latency(1, 0.020, 0.0, 0) == pytest.approx(0.040)
 
 
 def decided(rate: float, share: int = 1000, slo: float = 0.1, queued: float = 0.0) -> tuple[int, bool]:
@@ -39,7 +39,9 @@ def exhaustive(rate: float, share: int, slo: float) -> int:
     """Return the largest batch that meets all constraints, by trying all; 0 for none."""
     cluster = Cluster.of(two_devices(rates=(rate,), slo=slo))
     curve = cluster.curve(0, 0, share)
-    fits = [b for b, seconds in enumerate(curve, 1) if task_latency(b, seconds, rate, 0) <= slo and b / seconds >= rate]
+    fits = [
+        b for b, seconds in enumerate(curve, 1) if longest_latency(b, seconds, rate, 0) <= slo and b / seconds >= rate
+    ]
     return max(fits, default=0)
 
 
@@ -90,5 +92,5 @@ def test_colocated_models_are_assumed_to_run_batches_of_four() -> None:
     (batch, _) = decide_batches(cluster, where, [100.0, 50.0], [0, 0]).batches
     slow = 1 + 0.1 * 0.5 * (1 + 4 / 32)
     curve = [seconds * slow for seconds in cluster.curve(0, 0, 500)]
-    fits = [b for b, seconds in enumerate(curve, 1) if task_latency(b, seconds, 100.0, 0) <= 0.05]
+    fits = [b for b, seconds in enumerate(curve, 1) if longest_latency(b, seconds, 100.0, 0) <= 0.05]
     assert batch == max(fits)
