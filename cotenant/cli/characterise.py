@@ -50,6 +50,9 @@ def characterise(
         int | None,
         typer.Option("--pairs", min=0, help="Pairs of models to co-locate, most informative first. Default: all."),
     ] = None,
+    loadgen: Annotated[
+        bool, typer.Option("--loadgen", help="Have MLPerf's own LoadGen send the queries; needs cotenant[loadgen].")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Run everything again.")] = False,
     json: Json = False,
 ) -> None:
@@ -66,7 +69,13 @@ def characterise(
             raise ConfigError(f"--scenario {name}: there are {', '.join(SCENARIOS)}")
     if OFFLINE not in scenarios and pairs:
         raise ConfigError("--pairs co-locates models in the offline scenario; add --scenario offline")
+    generator = None
+    if loadgen:
+        from cotenant.profiling.loadgen import LoadGen
+
+        generator = LoadGen()
     measured = Measured(output, force=force)
+    wanted = Wanted(scenarios=scenarios, shares=share, batch=batch, seconds=duration, pairs=pairs, generator=generator)
     server_settings = load_settings(settings, model_repository)
     if server_settings.backend == "fake":
         raise ConfigError("the backend fake runs no models, so there is nothing to characterise; use another")
@@ -76,8 +85,7 @@ def characterise(
     backend = create_backend(server_settings)
     try:
         with progress_bars("running") as progress:
-            steps = StepProgress(progress)
-            asyncio.run(_run_all(measured, deployment, backend, steps, scenarios, share, batch, duration, pairs))
+            asyncio.run(_run_all(measured, deployment, backend, StepProgress(progress), wanted))
     finally:
         backend.stop()
     if not measured.runs:
@@ -123,81 +131,96 @@ class Measured:
             self.runs = read_runs(read_bytes(path).decode("utf-8", "replace").splitlines(), str(path))
 
 
-async def _run_all(
-    measured: Measured,
-    deployment: Any,
-    backend: Any,
-    steps: StepProgress,
-    scenarios: Sequence[str],
-    shares: Sequence[float] | None,
-    batch: int,
-    seconds: float,
-    pairs: int | None,
-) -> None:
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Say what to run. shares: percent; None for the default. pairs: None for all."""
+
+    scenarios: Sequence[str]
+    shares: Sequence[float] | None
+    batch: int
+    seconds: float
+    pairs: int | None
+    generator: Any
+
+
+async def _run_all(measured: Measured, deployment: Any, backend: Any, steps: StepProgress, wanted: Wanted) -> None:
     from cotenant.cli.pairs import candidate
-    from cotenant.predictors.samples import write_samples
-    from cotenant.profiling.characterisation import (
-        Run,
-        colocated_pairs,
-        default_shares,
-        profiles_of,
-        run_scenarios,
-        write_runs,
-    )
-    from cotenant.profiling.grid import grid_of
-    from cotenant.profiling.pairs import measure_pairs, measured_pairs
 
     offered = {name: each for name, each in deployment.offered.items() if each.ensemble is None}
     candidates = {name: candidate(each) for name, each in offered.items()}
     targets = {name: each.model.slo for name, each in offered.items()}
     for kind in deployment.problem.fleet:
-        chosen = _legal_shares(shares, kind) if shares else default_shares(kind)
-        done = {run.key for run in measured.runs}
-        total = len(candidates) * len(chosen) * len(scenarios)
-        finished = sum(
-            (name, kind.name, share, each) in done for name in candidates for share in chosen for each in scenarios
-        )
-        steps(f"alone on {kind.name}", finished, total)
-        alone = run_scenarios(
-            backend,
-            candidates,
-            kind,
-            shares=chosen,
-            scenarios=scenarios,
-            batch=batch,
-            seconds=seconds,
-            targets=targets,
-            done=done,
-        )
-        async with contextlib.aclosing(alone):
-            async for found in alone:
-                if isinstance(found, Run):
-                    measured.runs.append(found)
-                    write_file(measured.folder / RUNS, write_runs(measured.runs), quiet=True)
-                    finished += 1
-                    steps(f"alone on {kind.name}", finished, total)
-                else:
-                    name, share, reason = found
-                    measured.failed.append(f"{name} on {share / 10:g} % of {kind.name}: {reason}")
-                    print_labelled("left out:", measured.failed[-1])
-        profiles = {(each.model, each.kind): each for each in profiles_of(measured.runs)}
-        together = colocated_pairs(measured.runs, kind)
-        known = measured_pairs(together, measured.samples)
-        wanted = len(together) if pairs is None else min(pairs, len(together))
-        if len(known) >= wanted:
-            continue
-        steps(f"co-located on {kind.name}", len(known), wanted)
-        grid = msgspec.structs.replace(grid_of(kind), pause=0.0)  # offline: the next batch waits already
-        at = len(known)
-        running = measure_pairs(
-            backend, candidates, together, profiles, done=known, count=wanted - at, grid=grid, seconds=seconds
-        )
-        async with contextlib.aclosing(running):
-            async for both in running:
-                measured.samples.extend(both)
-                write_file(measured.folder / PAIRS, write_samples(measured.samples), quiet=True)
-                at += 1
-                steps(f"co-located on {kind.name}", at, wanted)
+        await _run_alone(measured, candidates, targets, kind, backend, steps, wanted)
+        await _run_together(measured, candidates, kind, backend, steps, wanted)
+
+
+async def _run_alone(
+    measured: Measured, candidates: Any, targets: Any, kind: Any, backend: Any, steps: StepProgress, wanted: Wanted
+) -> None:
+    """Run the scenarios that the folder does not have yet."""
+    from cotenant.profiling.characterisation import Run, default_shares, run_scenarios, write_runs
+
+    shares = _legal_shares(wanted.shares, kind) if wanted.shares else default_shares(kind)
+    done = {run.key for run in measured.runs}
+    asked = {(name, kind.name, share, each) for name in candidates for share in shares for each in wanted.scenarios}
+    finished = len(asked & done)
+    steps(f"alone on {kind.name}", finished, len(asked))
+    alone = run_scenarios(
+        backend,
+        candidates,
+        kind,
+        shares=shares,
+        scenarios=wanted.scenarios,
+        batch=wanted.batch,
+        seconds=wanted.seconds,
+        targets=targets,
+        done=done,
+        generator=wanted.generator,
+    )
+    async with contextlib.aclosing(alone):
+        async for found in alone:
+            if isinstance(found, Run):
+                measured.runs.append(found)
+                write_file(measured.folder / RUNS, write_runs(measured.runs), quiet=True)
+                finished += 1
+                steps(f"alone on {kind.name}", finished, len(asked))
+            else:
+                name, share, reason = found
+                measured.failed.append(f"{name} on {share / 10:g} % of {kind.name}: {reason}")
+                print_labelled("left out:", measured.failed[-1])
+
+
+async def _run_together(
+    measured: Measured, candidates: Any, kind: Any, backend: Any, steps: StepProgress, wanted: Wanted
+) -> None:
+    """Co-locate the pairs that the folder does not have yet."""
+    from cotenant.predictors.samples import write_samples
+    from cotenant.profiling.characterisation import colocated_pairs, profiles_of
+    from cotenant.profiling.grid import grid_of
+    from cotenant.profiling.pairs import measure_pairs, measured_pairs
+
+    pairs = colocated_pairs(measured.runs, kind)
+    done = measured_pairs(pairs, measured.samples)
+    count = len(pairs) if wanted.pairs is None else min(wanted.pairs, len(pairs))
+    finished = len(done)
+    if finished >= count:
+        return
+    steps(f"co-located on {kind.name}", finished, count)
+    running = measure_pairs(
+        backend,
+        candidates,
+        pairs,
+        {(each.model, each.kind): each for each in profiles_of(measured.runs)},
+        done=done,
+        count=count - finished,
+        grid=msgspec.structs.replace(grid_of(kind), pause=0.0),  # offline: the next batch waits already
+        seconds=wanted.seconds,
+    )
+    async with contextlib.aclosing(running):
+        async for both in running:
+            measured.samples.extend(both)
+            write_file(measured.folder / PAIRS, write_samples(measured.samples), quiet=True)
+            finished += 1
+            steps(f"co-located on {kind.name}", finished, count)
 
 
 def _legal_shares(shares: Sequence[float], kind: Any) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ from cotenant.profiling.scenarios import (
     PERCENTILES,
     SCENARIOS,
     SERVER,
+    Generator,
     ScenarioResult,
     run_scenario,
 )
@@ -107,12 +108,13 @@ async def run_scenarios(
     seconds: float,
     targets: Mapping[str, float],
     done: Collection[RunKey] = (),
+    generator: Generator | None = None,
 ) -> AsyncGenerator[Run | tuple[str, int, str], None]:
     """Run scenarios of each model alone on shares of the first device of a kind, which must be idle otherwise.
 
     batch: the largest that the system takes at once. seconds: of each run. targets: seconds, by model, for the server
-    scenario. done: runs that are left out. Yields runs, larger shares first, or (model, share, reason) where a model
-    cannot run there.
+    scenario. done: runs that are left out. generator: of queries. Yields runs, larger shares first, or (model, share,
+    reason) where a model cannot run there.
     """
     bench = _Bench(backend, candidates, kind)
     try:
@@ -124,11 +126,10 @@ async def run_scenarios(
             try:
                 await bench.open(name, share, rows)
                 top = np.inf
-                for scenario in sorted(
-                    wanted, key=SCENARIOS.index, reverse=True
-                ):  # offline is what server cannot exceed
+                # Offline first: the rate of the server scenario cannot exceed it.
+                for scenario in sorted(wanted, key=SCENARIOS.index, reverse=True):
                     result = await run_scenario(
-                        scenario, bench.run, rows, seconds=seconds, target=targets[name], top=top
+                        scenario, bench.run, rows, seconds=seconds, target=targets[name], top=top, generator=generator
                     )
                     top = result.samples_per_s if scenario == OFFLINE else top
                     yield Run(model=name, kind=kind.name, share=share, result=result, memory=bench.memory())
