@@ -74,7 +74,7 @@ class PlusTraining(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     fleets: int = 10
-    episodes: int = 600
+    episodes: int = 500
 
 
 def trained_plus(training: PlusTraining) -> Trained:

@@ -19,7 +19,7 @@ from cotenant.planners.inss.device_options import Floats, Ints, Options
 
 DEVICES, EACH = 8, 6  # devices of which moves are offered, and moves of each
 CHOICES = DEVICES * EACH
-MOST_MOVES = 10
+MOST_MOVES = 10  # of an episode
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
@@ -33,14 +33,10 @@ FEATURES = (
 
 
 class Moves(msgspec.Struct, frozen=True, eq=False):
-    """Hold the moves that are offered in a state, and their features, a row for each.
-
-    device, option: indices. Those that serve most come first.
-    """
+    """Hold the moves that are offered in a state, those that serve most at once first. device, option: indices."""
 
     device: Ints
     option: Ints
-    features: Floats
 
 
 class DeviceStates:
@@ -94,8 +90,47 @@ class DeviceStates:
                     picked.append(first + option)
                     lacking.append(float(unserved[option]))
         order = np.argsort(lacking, kind="stable")
-        of, to = np.array(devices, dtype=np.int64)[order], np.array(picked, dtype=np.int64)[order]
-        return Moves(of, to, self._features(total, of, to))
+        return Moves(np.array(devices, dtype=np.int64)[order], np.array(picked, dtype=np.int64)[order])
+
+    def features(self, moves: Moves) -> Floats:
+        """Return the features of moves, a row for each."""
+        device, option, total = moves.device, moves.option, self.capacities.sum(axis=0)
+        count, devices = len(device), len(self.kinds)
+        rows = np.arange(count)
+        capacities = np.repeat(self.capacities[None], count, axis=0)
+        capacities[rows, device] = self.options.capacities[option]
+        after = capacities.sum(axis=1)
+        lacking, idle = np.maximum(0.0, self.rates - after), np.maximum(0.0, after - self.rates)
+        before = np.maximum(0.0, self.rates - total)
+        needed = self._needed(after, capacities)
+        of_device = needed[rows, device].copy()
+        needed[rows, device] = np.inf
+        least = np.sort(needed, axis=1)[:, :2] if devices > 1 else np.full((count, 2), np.inf)
+        if devices == 2:
+            least = np.repeat(least[:, :1], 2, axis=1)
+        short = lacking @ self._of_work
+        asked = np.maximum(self.rates, 1e-12)
+        now = self._needed(total[None], self.capacities[None])[0]
+        work = float(self.rates @ self._of_work)
+        columns = (
+            np.full(count, _magnified(before.sum() / self._asked)),
+            _magnified(lacking.sum(axis=1) / self._asked),
+            _magnified((lacking / asked).max(axis=1, initial=0.0)),
+            (lacking > SERVED * asked).mean(axis=1),
+            np.full(count, _magnified(float(before @ self._of_work))),
+            _magnified(short),
+            idle @ self._of_work / devices,
+            np.minimum(least[:, 0] + short, 2.0),
+            np.minimum(least[:, 1] + short, 2.0),
+            now[device],
+            of_device,
+            np.asarray(self.capacities.sum(axis=1) == 0)[device],
+            self.options.workers[option] / 10,
+            np.full(count, work / devices),
+            np.full(count, devices / len(self.rates)),
+            rows / CHOICES,
+        )
+        return np.stack([np.asarray(column, dtype=float) for column in columns], axis=1)
 
     def make(self, device: int, option: int) -> float:
         """Give a device an option; return the reward."""
@@ -139,45 +174,6 @@ class DeviceStates:
         device and model."""
         others = total[:, None] - capacities
         return np.asarray(np.minimum(capacities, np.maximum(0.0, self.rates - others)) @ self._of_work)
-
-    def _features(self, total: Floats, device: Ints, option: Ints) -> Floats:
-        """Return the features of moves, a row for each."""
-        count, devices = len(device), len(self.kinds)
-        rows = np.arange(count)
-        capacities = np.repeat(self.capacities[None], count, axis=0)
-        capacities[rows, device] = self.options.capacities[option]
-        after = capacities.sum(axis=1)
-        lacking, idle = np.maximum(0.0, self.rates - after), np.maximum(0.0, after - self.rates)
-        before = np.maximum(0.0, self.rates - total)
-        needed = self._needed(after, capacities)
-        of_device = needed[rows, device].copy()
-        needed[rows, device] = np.inf
-        least = np.sort(needed, axis=1)[:, :2] if devices > 1 else np.full((count, 2), np.inf)
-        if devices == 2:
-            least = np.repeat(least[:, :1], 2, axis=1)
-        short = lacking @ self._of_work
-        asked = np.maximum(self.rates, 1e-12)
-        now = self._needed(total[None], self.capacities[None])[0]
-        work = float(self.rates @ self._of_work)
-        columns = (
-            np.full(count, _magnified(before.sum() / self._asked)),
-            _magnified(lacking.sum(axis=1) / self._asked),
-            _magnified((lacking / asked).max(axis=1, initial=0.0)),
-            (lacking > SERVED * asked).mean(axis=1),
-            np.full(count, _magnified(float(before @ self._of_work))),
-            _magnified(short),
-            idle @ self._of_work / devices,
-            np.minimum(least[:, 0] + short, 2.0),
-            np.minimum(least[:, 1] + short, 2.0),
-            now[device],
-            of_device,
-            np.asarray(self.capacities.sum(axis=1) == 0)[device],
-            self.options.workers[option] / 10,
-            np.full(count, work / devices),
-            np.full(count, devices / len(self.rates)),
-            rows / CHOICES,
-        )
-        return np.stack([np.asarray(column, dtype=float) for column in columns], axis=1)
 
 
 def _magnified(part: Floats | float) -> Floats:

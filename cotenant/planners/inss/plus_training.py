@@ -119,13 +119,13 @@ def train(
             for step in range(MOST_MOVES):
                 if states.served or not len(moves.device):
                     break
-                state, mask = observed(moves)
+                state, mask = observed(states, moves)
                 (choice,) = learner.act(state, mask, rng)
                 reward = states.make(int(moves.device[choice]), int(moves.option[choice]))
                 total, least = total + reward, min(least, states.unserved)
                 moves = states.moves()
                 done = states.served or not len(moves.device) or step == MOST_MOVES - 1
-                following, next_mask = observed(moves)
+                following, next_mask = observed(states, moves)
                 replay.add(state, np.array([choice]), reward, following, mask, next_mask, done=done)
                 if len(replay) >= min(options.batch, options.replay):
                     losses.append(learner.update(replay.sample(options.batch, rng)))
@@ -150,10 +150,10 @@ def train(
     return Policy(planner="inss-plus", features=FEATURES, updates=updates, seed=options.seed, layers=learner.layers())
 
 
-def observed(moves: Moves) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def observed(states: DeviceStates, moves: Moves) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
     """Return the features of all choices as one row, zeros where there are fewer, and which there are."""
     rows = np.zeros((CHOICES, len(FEATURES)))
-    rows[: len(moves.device)] = moves.features
+    rows[: len(moves.device)] = states.features(moves)
     mask = np.arange(CHOICES) < len(moves.device)
     if not mask.any():
         mask[0] = True  # a distribution needs a choice; the episode is over

@@ -97,7 +97,7 @@ def test_moves_come_by_what_they_serve_and_never_lead_back() -> None:
     made = states([900.0, 900.0])
     assert made.unserved == 1.0
     moves = made.moves()
-    after = moves.features[:, FEATURES.index("unserved_after")]
+    after = made.features(moves)[:, FEATURES.index("unserved_after")]
     assert (np.diff(after) >= -1e-6).all() and set(moves.device.tolist()) == {0}, "empty devices are alike"
     first = int(moves.option[0])
     assert made.make(0, first) > 0
@@ -110,7 +110,7 @@ def test_features_count_work_in_devices() -> None:
     """Rates of half of what a device sustains of each model are the work of one device; two lie idle."""
     sizes = states([1.0, 1.0]).options.sizes
     made = states((sizes / 2).tolist())
-    row = dict(zip(FEATURES, made.moves().features[0].tolist(), strict=True))
+    row = dict(zip(FEATURES, made.features(made.moves())[0].tolist(), strict=True))
     assert row["load"] == pytest.approx(0.5)
     assert row["unserved_before"] == 1.0 and row["opens_device"] == 1.0 and row["rank"] == 0.0
     assert row["devices_over_models"] == 1.0
