@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.worker.background import LOWEST_PRIORITY
+
 # What programs, Python, numeric libraries and drivers of GPUs read. Nothing else of the server's environment is passed.
 _NAMES = frozenset(
     ("HF_HOME", "HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TEMP", "TMP", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
@@ -35,7 +37,6 @@ _THREADS = {
 # waits for.
 _OOM_SCORE = 500
 _BACKGROUND_OOM_SCORE = 1000
-_LOWEST_PRIORITY = 19  # niceness
 
 
 class Confinement(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ def _put_into_background(pid: int) -> None:
     """Let a process that was just started run in processor time that nobody else wants: threads that it is yet to
     create inherit that. Where a sandbox forbids it, at the lowest priority."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 

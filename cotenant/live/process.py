@@ -18,6 +18,7 @@ import msgspec
 
 from cotenant.errors import WorkerError
 from cotenant.live.confinement import Confinement
+from cotenant.worker.background import lower_priority
 from cotenant.worker.wire import (
     BatchResult,
     FromWorker,
@@ -36,6 +37,7 @@ _POLL = 0.005  # seconds between two checks whether a process that has closed it
 _SLOW = 0.1  # the same, once it was killed: one that is blocked in a driver may never exit
 _LINGER = 2.0  # seconds within which such a process, or a killed one, must exit
 
+_UNCONFINED = Confinement()
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
@@ -71,7 +73,7 @@ class WorkerProcess:
         left: Callable[[Sequence[WorkerConnection], str], None],
         shared: bool = False,
         preload: Sequence[str] | None = None,
-        confinement: Confinement | None = None,
+        confinement: Confinement = _UNCONFINED,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[str] = loop.create_future()
@@ -92,18 +94,21 @@ class WorkerProcess:
             theirs.callback(os.close, printed)
             ours.callback(os.close, self._output)
             program = ["cotenant.worker.main"] if preload is None else ["cotenant.worker.prestart", ",".join(preload)]
+            words = ["shared"] * shared + ["background"] * confinement.background
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *program, str(arena), str(os.getpid()), *["shared"] * shared],
+                [sys.executable, "-m", *program, str(arena), str(os.getpid()), *words],
                 stdin=other.fileno(),
                 stdout=printed,
                 stderr=printed,
                 pass_fds=(arena,),
-                env=(confinement or Confinement()).environ(os.environ),
+                env=confinement.environ(os.environ),
                 process_group=0,  # Ctrl-C is for the server alone, which stops its workers
             )
             ours.pop_all()  # the server's ends stay open
         self.pid = self._process.pid
-        (confinement or Confinement()).apply(self.pid)
+        if preload is not None:  # nobody waits for it, and the interpreter alone takes as long as a batch
+            lower_priority(self.pid)
+        confinement.apply(self.pid)
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._listen)
         if preload is not None:

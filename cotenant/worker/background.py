@@ -8,11 +8,14 @@ systemd unit): without either, nothing changes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+LOWEST_PRIORITY = 19  # niceness
 
 
 @contextlib.contextmanager
@@ -26,6 +29,45 @@ def in_background() -> Iterator[None]:
         yield
     finally:
         leave_background(os.getpid())
+
+
+def lower_priority(pid: int) -> None:
+    """Give a process that was just started the lowest priority, where `restore_priority` may take that back.
+
+    Unlike the background, it leaves some processor time to the process however busy the machine is.
+    """
+    if sys.platform == "linux" and _priority_may_return():
+        with contextlib.suppress(OSError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
+
+
+def lower_own_priority() -> None:
+    """Give the calling thread the lowest priority, for good."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+
+
+def restore_priority(parent: int) -> None:
+    """Give the calling thread the priority of the process that started this one."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # it was not lowered, or the parent has ended
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, parent))
+
+
+@functools.cache
+def _priority_may_return() -> bool:
+    with ThreadPoolExecutor(1) as thread:  # which ends at the lowest where it may not return from that
+        return thread.submit(_priority_returns).result()
+
+
+def _priority_returns() -> bool:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+    except OSError:
+        return False
+    return True
 
 
 def leave_background(pid: int) -> None:

@@ -47,6 +47,7 @@ def test_warm_pool_starting_lane_takes_the_worker_and_another_is_started(tmp_pat
             assert [status.lane for status in pool.status()] == [LANE]
             await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[model])
             assert pool.status()[1].pid == first and await spare(pool) != first
+            assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, os.getpid())
             for lane in (LANE, "cpu-0/1"):
                 assert await told.next() == ("ready", lane)
             pool.run(LaneId.parse("cpu-0/1"), 1, "identity", [floats(1, 2)])

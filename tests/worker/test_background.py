@@ -11,7 +11,13 @@ from typing import TypeVar
 import pytest
 
 from cotenant.worker import background
-from cotenant.worker.background import in_background, leave_background
+from cotenant.worker.background import (
+    LOWEST_PRIORITY,
+    in_background,
+    leave_background,
+    lower_priority,
+    restore_priority,
+)
 
 T = TypeVar("T")
 
@@ -38,6 +44,22 @@ def test_block_runs_in_the_background_and_what_follows_does_not(allowed: None) -
 
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(work).result() == (os.SCHED_IDLE, os.SCHED_OTHER)
+
+
+def test_lowered_priority_is_restored_to_that_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> tuple[int, int]:
+        lower_priority(threading.get_native_id())
+        lowered = os.getpriority(os.PRIO_PROCESS, 0)
+        restore_priority(os.getpid())
+        return lowered, os.getpriority(os.PRIO_PROCESS, 0)
+
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    with ThreadPoolExecutor(1) as thread:
+        lowered, restored = thread.submit(work).result()
+    assert restored == own and lowered == (LOWEST_PRIORITY if background._priority_may_return() else own)
+    monkeypatch.setattr(background, "_priority_may_return", lambda: False)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(work).result() == (own, own), "a priority that cannot be restored is not lowered"
 
 
 def test_threads_that_the_block_made_leave_the_background_with_it(allowed: None) -> None:
