@@ -14,7 +14,7 @@ from experiments.hetsev.fig05_clients import HOST_BOUND, MEASURED
 from experiments.hetsev.paper import FIG01_THROUGHPUT_RATIO, FIG01_UTILISATION_RATIO
 from experiments.kace import table5_1
 from experiments.parallel import Options
-from experiments.thesis import fig6_1, fig6_9, fig6_10, fig8_1
+from experiments.thesis import fig6_1, fig6_6, fig6_9, fig6_10, fig8_1
 from tests.experiments.data import needs_data
 
 
@@ -98,6 +98,16 @@ def test_thesis_figure_6_1_small_parts_cost_onnx_resnet_most_and_some_models_nex
     assert min(rows, key=lambda row: row.quarter_percent).model == "onnx_resnet50"
     assert max(row.half_percent for row in rows) > 99  # "as close as 1 % to the optimal"
     fig6_1.plot(rows, tmp_path / "f.svg")
+    assert drawn(tmp_path / "f.svg")
+
+
+@needs_data
+def test_thesis_figure_6_6_four_pods_serve_most_where_parts_cost_least(tmp_path: Path) -> None:
+    rows = {row.model: row for row in fig6_6.run(Options())}
+    assert all(row.one < row.two < row.four for row in rows.values())
+    assert min(rows.values(), key=lambda row: row.of_one).of_one == rows["onnx_resnet50"].of_one
+    assert rows["onnx_resnet50"].of_one == pytest.approx(1.92, abs=0.01)
+    fig6_6.plot(list(rows.values()), tmp_path / "f.svg")
     assert drawn(tmp_path / "f.svg")
 
 
