@@ -102,8 +102,8 @@ class Cpu:
         return beside
 
     def open(self, lane: LaneId, share: int, leaving: Collection[LaneId] = ()) -> Launch:
-        """Open the largest partitions first: each is pinned to the first cores that have room for it, and a partition
-        that finds none floats over all of them."""
+        """Open the largest partitions first: each is pinned to the cores that have the most room for it, and one that
+        finds none floats over all of them."""
         with self._lock:
             return self._launch(lane, share, leaving)
 

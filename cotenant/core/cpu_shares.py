@@ -35,8 +35,8 @@ class CorePins:
     def pin(
         self, lane: LaneId, cores: Collection[int], threads: int, each: float, leaving: Collection[LaneId] = ()
     ) -> tuple[int, ...]:
-        """Return cores for a lane of that many threads, each busy for that fraction; none where they do not fit. Cores
-        of lanes that leave count as free."""
+        """Return cores for a lane of that many threads, each busy for that fraction, those with the most room; none
+        where they do not fit. Cores of lanes that leave count as free."""
         used = dict.fromkeys(cores, 0.0)
         for other, (pinned, fraction) in self.lanes.items():
             for core in pinned if other not in leaving else ():
@@ -44,6 +44,8 @@ class CorePins:
         roomy = [core for core in cores if used[core] + each < 1 + 1e-9]
         if len(roomy) < threads:
             return ()
+        # Stacked on the first core, small lanes would wait for each other while another is idle.
+        roomy.sort(key=lambda core: round(used[core], 9))
         self.lanes[lane] = (tuple(roomy[:threads]), each)
         return self.lanes[lane][0]
 

@@ -27,10 +27,16 @@ def test_cpu_partitions_that_fit_get_cores_of_their_own() -> None:
     backend = machine(2)
     assert backend.open(LANE_A, 300).cores == (0,)
     assert backend.open(LANE_B, 250).cores == (1,)
-    assert backend.open(LANE_C, 200).cores == (0,)
-    assert backend.open(LANE_D, 250).cores == (1,)
+    assert backend.open(LANE_C, 250).cores == (1,)
+    assert backend.open(LANE_D, 200).cores == (0,)
     backend.close(LANE_A)
     assert backend.open(LANE_E, 250).cores == (0,)
+
+
+def test_small_partitions_share_no_core_while_another_has_more_room() -> None:
+    backend = machine(4)
+    cores = [backend.open(lane, share).cores for lane, share in ((LANE_A, 300), (LANE_B, 50), (LANE_C, 50))]
+    assert cores == [(0, 1), (2,), (3,)]
 
 
 def test_cpu_partition_that_fits_no_core_is_not_pinned() -> None:
@@ -96,12 +102,12 @@ def test_share_changes_in_place_as_long_as_its_threads_stay(cores: int, reserve:
 
 def test_shares_that_change_together_are_pinned_anew_the_largest_first() -> None:
     backend = machine(2)
-    assert [backend.open(lane, 250).cores for lane in (LANE_A, LANE_B, LANE_C, LANE_D)] == [(0,), (0,), (1,), (1,)]
-    changed = backend.resize({LANE_A: 100, LANE_C: 400})
-    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_C: (0, 1), LANE_A: (0,)}
-    changed = backend.resize({LANE_B: 100, LANE_C: 400})
-    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_C: (0,), LANE_B: (1,)}
-    assert changed[LANE_C].cpu_limit == changed[LANE_C].budget == pytest.approx(0.8)
+    assert [backend.open(lane, 250).cores for lane in (LANE_A, LANE_B, LANE_C, LANE_D)] == [(0,), (1,), (0,), (1,)]
+    changed = backend.resize({LANE_A: 100, LANE_B: 400})
+    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_B: (0, 1), LANE_A: (0,)}
+    changed = backend.resize({LANE_C: 100, LANE_B: 400})
+    assert {lane: launch.cores for lane, launch in changed.items()} == {LANE_B: (0,), LANE_C: (1,)}
+    assert changed[LANE_B].cpu_limit == changed[LANE_B].budget == pytest.approx(0.8)
 
 
 def test_partition_may_stand_on_cores_of_one_that_leaves() -> None:
