@@ -248,9 +248,9 @@ def _show(matrix: Any, title: str) -> None:
 
     filled = matrix.values
     if np.isnan(filled).any():
-        title += "; ≈: filled by the collaborative filter"
         with contextlib.suppress(PlanError):
             filled = complete(filled)
+            title += "; ≈: filled by the collaborative filter"
     shown = table(title, "model", *(f">{escape(column)}" for column in matrix.columns))
     for name, row, whole in zip(matrix.rows, matrix.values, filled, strict=True):
         cells = [

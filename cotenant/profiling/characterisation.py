@@ -184,7 +184,7 @@ class _Bench:
 
 def colocated_pairs(runs: Iterable[Run], kind: Kind) -> list[tuple[Load, ...]]:
     """Return all pairs of models on two parts of a device, as equal as can be, with the batches of the offline
-    scenario; a model may be beside itself. None where a device cannot be divided."""
+    scenario; a model may be beside itself. Empty where a device cannot be divided."""
     halves = min((cut for cut in pair_shares(kind) if len(cut) == 2), key=lambda cut: cut[1] - cut[0], default=None)
     if halves is None:
         return []

@@ -4,7 +4,8 @@ What the text leaves open is chosen here, and said in docs/reproduction.md:
 
 - queries: those that take 11 to 30 s on a whole GPU, which for its workloads are 270 to 22,000, as the text has it;
 - a pod first loads its model and data for a minute, on its partition but disturbing nobody;
-- a pod that is put beside one that it cannot run with fails when it has loaded;
+- a pod that is put beside one that it cannot run with fails when it has loaded; others keep 5 % of what they reach on a
+  whole GPU, whoever is beside them;
 - the drawn GPU of an objective: the text's SLO_4 and SLO_1 are of "the GPU", and the workload has not been placed yet.
 
 Rates are what `matrices` says, at every moment for the pods that run then; a pod's achieved queries/s are its queries
@@ -137,7 +138,7 @@ class _Cluster:
         if not all(self._truth.together(place.gpu, pod.workload, other.workload) for other in others):
             self._failing.add(pod)
         self._bound.append((pod, place))
-        heapq.heappush(self._loading, (self._now + delay, len(self._started) + len(self._loading), pod))
+        heapq.heappush(self._loading, (self._now + delay, pod.number, pod))
         return True
 
     def _rates(self) -> dict[Pod, float]:

@@ -37,11 +37,12 @@ KNOWN = "model,kind,share_pct,batch,latency_ms,memory_mib\n" + "".join(
 @pytest.fixture(autouse=True)
 def repository(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`identity` under two names, whose profiles are known, and `broken`. On a busy machine a batch may take longer
-    alone than beside another, which is no matter here."""
+    alone than beside another, or than a second before, which is no matter here."""
     (folder / "mine.toml").write_text(SETTINGS)
     (folder / "known.csv").write_text(KNOWN)
     for module in ("profiling.pairs", "predictors.samples"):
         monkeypatch.setattr(f"cotenant.{module}.MIN_TIME_RATIO", 0.001)
+    monkeypatch.setattr("cotenant.predictors.fitting.MAX_PROFILE_RATIO", 1e6)
     for name, model in (("first", "identity"), ("second", "identity"), ("broken", "broken")):
         shutil.copytree(folder / "models" / model, folder / "mine" / name)
 

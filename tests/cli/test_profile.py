@@ -69,6 +69,7 @@ def test_profile_pairs_continues_an_existing_file(
     longer alone than beside another, which is no matter here."""
     for module in ("profiling.pairs", "predictors.samples"):
         monkeypatch.setattr(f"cotenant.{module}.MIN_TIME_RATIO", 0.001)
+    monkeypatch.setattr("cotenant.predictors.fitting.MAX_PROFILE_RATIO", 1e6)
     monkeypatch.setattr("cotenant.cli.pairs.measure_pairs", partial(measure_pairs, seconds=0.02))
     said = program("profile", "-r", "mine", "--output", "mine.csv", "--pairs", "pairs.csv", "--count", "3")
     assert said.code == 0, said.err
