@@ -90,7 +90,7 @@ class ProfileRefiner:
         """Begin, go on or stop, as what else runs allows."""
         quiet = self._gate.observe(await self._use(), self._clock())
         work = None if self._at_work is None else self._works[self._at_work]
-        if not quiet:
+        if work is not None and (not quiet or self._current(work) is not work.profile):
             await self.stop()
         elif work is not None:
             work.confirmed = len(work.points)
@@ -109,6 +109,10 @@ class ProfileRefiner:
             work.task.cancel()
             await asyncio.gather(work.task, return_exceptions=True)
         del work.points[work.confirmed :]
+
+    def _current(self, work: _Work) -> Profile | None:
+        """Return the profile that the deployment has now; None where the model was unloaded."""
+        return self._profiles(self._deployment()).get((work.profile.model, work.profile.kind))
 
     def _wanted(self) -> dict[str, Profile]:
         """Return the profiles that lack points, by model."""
@@ -134,7 +138,7 @@ class ProfileRefiner:
             if work is None or work.profile is not profile:
                 work = self._works[name] = _Work(profile)
             if _has_room(profile):
-                self._at_work = name
+                self._at_work, work.failure = name, ""
                 work.task = asyncio.create_task(self._run(work, self._deployment().offered[name]))
                 return
 
@@ -168,8 +172,8 @@ class ProfileRefiner:
                 logger.info("the profile of %s was refined: %s, %d before", name, points, len(work.profile.points))
         if work.failure:
             logger.warning("the profile of %s stays as it is: %s", name, work.failure)
-        # What it lacks now cannot be measured, or is of no use to any plan.
-        self._lacks[name] = self._profiles(self._deployment())[name, work.profile.kind], False
+        if (profile := self._current(work)) is not None:
+            self._lacks[name] = profile, False  # what it lacks now cannot be measured, or is of no use to any plan
 
     def _how_far(self) -> str:
         """Say what is measured, or why nothing is; empty where nothing is left to be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
@@ -25,6 +26,8 @@ from cotenant.live.server import Server
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles
 from cotenant.profiling.machine_load import BUSY, available_cores
 from cotenant.worker.repository import sample_inputs, worker_model
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 0.5  # seconds between two looks at what else runs
 QUIET = 30.0  # seconds without load until a measurement begins
@@ -65,7 +68,10 @@ async def _looking(refiner: ProfileRefiner) -> AsyncIterator[None]:
         try:
             while True:
                 await asyncio.sleep(PERIOD)
-                await refiner.look()
+                try:
+                    await refiner.look()
+                except Exception:
+                    logger.exception("profiles were not looked at; they are again in %g s", PERIOD)
         finally:
             await refiner.stop()
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import looptime
+import msgspec
 import pytest
 
 from cotenant.app import profile_refiner
@@ -55,7 +56,7 @@ class World:
             GRID,
             deployment=lambda: self.deployment,
             profiles=lambda deployment: {
-                key: deployment.problem.profiles[key] for key in ((n, "cpu") for n in profiles)
+                key: profile for key, profile in deployment.problem.profiles.items() if key[0] in profiles
             },
             use=self._use,
             measure=self._measure,
@@ -205,3 +206,31 @@ def test_model_that_is_loaded_again_is_measured_for_its_new_profile(until: float
     given.use_at = lambda now: QUIET
     given.run(12.0)
     assert given.asked == [("identity", 4), ("identity", 4)] and given.points("identity") == ALL
+
+
+def test_model_that_is_unloaded_between_two_looks_is_measured_no_more(tmp_path: Path) -> None:
+    given = world(tmp_path, "identity", "lookup")
+
+    def use(now: float) -> MachineUse:
+        problem = given.deployment.problem
+        if now > 4.0 and ("identity", "cpu") in problem.profiles:
+            left = {key: profile for key, profile in problem.profiles.items() if key[0] != "identity"}
+            problem = msgspec.structs.replace(problem, profiles=left)
+            given.deployment = msgspec.structs.replace(given.deployment, problem=problem)
+        return QUIET
+
+    given.use_at = use
+    given.run(12.0)
+    assert given.asked == [("identity", 4), ("lookup", 4)] and given.ended == 2
+    assert given.refined == ["lookup"] and given.told[-1] == ""
+
+
+def test_failure_that_ends_beside_load_is_forgotten(tmp_path: Path) -> None:
+    """The measurement has failed when load is seen; it is begun anew, and succeeds."""
+    given = world(tmp_path, "identity")
+    given.failure = "no memory"
+    given.use_at = lambda now: BUSY if 4.2 < now < 4.7 else QUIET
+    given.run(4.6)
+    given.failure = ""
+    given.run(12.0)
+    assert given.points("identity") == ALL
