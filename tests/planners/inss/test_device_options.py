@@ -116,6 +116,17 @@ def test_features_count_work_in_devices() -> None:
     assert row["devices_over_models"] == 1.0
 
 
+def test_device_is_needed_for_what_others_do_not_sustain() -> None:
+    """Two devices of one option: at its own rates either does without the other, at twice these neither does."""
+    options = options_of(two_devices(rates=(1.0, 1.0)))
+    one = options.capacities[int(np.argmin(options.capacities.max(axis=1) / options.capacities.sum(axis=1)))]
+    work = float((one / options.sizes).sum())
+    for times, needed in ((1.0, 0.0), (1.5, work / 2), (2.0, work)):
+        made = DeviceStates(options, times * one, [0, 0], np.stack([one, one]), [2, 2])
+        rows = made.features(made.moves())
+        assert rows[:, FEATURES.index("work_of_device_before")] == pytest.approx(needed)
+
+
 def test_all_is_served_after_the_right_moves() -> None:
     made = states([500.0, 500.0])
     while not made.served:

@@ -151,6 +151,19 @@ def test_plan_in_force_that_is_illegal_now_is_replaced(policy: Policy) -> None:
     assert check(made, changed) == [] and not made.unserved
 
 
+def test_policy_that_makes_the_worst_moves_leaves_no_more_unserved_than_the_plan_in_force(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plus, "BY_GAIN", 0)
+    weights = np.array([[1.0 if name == "rank" else 0.0] for name in FEATURES])
+    worst = msgspec.structs.replace(policy, layers=(layer(weights, np.zeros(1)),))
+    problem = in_force(worst, (400.0, 390.0, 380.0), (700.0, 690.0, 680.0))
+    made = plan(problem)
+    monkeypatch.setattr(plus, "BY_POLICY", 0)
+    start = plan(problem)
+    assert start.unserved and sum(made.unserved.values()) <= sum(start.unserved.values())
+
+
 def test_plan_that_check_rejects_is_never_returned(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options that promise three times what they sustain lead to such a plan; the one in force is kept instead."""
     problem = in_force(policy, (50.0, 10.0, 10.0), (400.0, 390.0, 380.0))
