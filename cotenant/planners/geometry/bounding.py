@@ -40,8 +40,6 @@ MIN_CUT_VIOLATION = 1e-3  # relative to the cut's right-hand side
 NEAR_ZERO = 1e-9  # prices and quantities that count as zero
 MAX_COLUMNS_PER_ROUND = 60
 SECONDS_PER_SOLVE = 6e-4  # of work, for one solution of the master program
-SECONDS_PER_PRICING = 3e-4  # of work, for the pricing of one slot
-SECONDS_PER_PRICED_OPTION = 5e-6  # and for each option of a model on it
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
@@ -150,12 +148,11 @@ class BoundSolver:
             prices = master.demand_prices()
             new_modes: list[Mode] = []
             slot_bounds = self._raised_to_slack(slot_prices, len(counts)) * (1 + REL_GAP) + NEAR_ZERO
-            for s in self.slots:
+            for n, s in enumerate(self.slots):
                 if not self.budget.left():
                     return best  # a certificate needs the value of every slot
-                slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]))
-                options = self.catalog.options.latency[s].size
-                self.budget.spend(SECONDS_PER_PRICING + SECONDS_PER_PRICED_OPTION * options)
+                share = self.budget.part(1 / (len(self.slots) - n))
+                slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]), share)
                 new_modes += [mode for _, mode in priced]
             certificate = BoundCertificate(prices.total(), self._device_values(slot_bounds, len(counts)))
             best = max(best or certificate, certificate, key=lambda each: each.required_fraction(counts))

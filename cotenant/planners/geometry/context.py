@@ -30,6 +30,7 @@ PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models
 BOUND_SHARE = 0.4  # of the time limit, for a bound tighter than the relaxation's
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
+NEAR_ZERO_SHARE = 1e-3  # ‰ of all devices that the relaxation uses of a size, below which it counts as unused
 
 
 class PlanningContext:
@@ -124,6 +125,11 @@ class PlanningContext:
             maximize_scale=maximize_scale,
         )
 
+    def planning_patterns(self) -> list[CuttingPattern]:
+        """Return the patterns that plans use: those of other slots would leave devices empty."""
+        planned = set(self.planning_slots)
+        return [pattern for pattern in self.patterns if all(s in planned for s, _ in pattern.pieces)]
+
     def solve_relaxation(self, instance: MilpInstance, modes: Sequence[Mode]) -> MilpSolution | None:
         """Solve the linear relaxation; None where it is infeasible."""
         return solve_milp(instance, self.slots, self.patterns, modes)
@@ -148,15 +154,25 @@ class PlanningContext:
             self._restrict_slots(relaxation)
 
     def _restrict_slots(self, relaxation: MilpSolution) -> None:
-        """Restrict plans on kinds with very many patterns to the shares that the relaxation uses and a grid."""
-        used_slots = {mode.slot for mode, n in zip(self.relaxation_modes, relaxation.modes, strict=True) if n > 1e-6}
-        grid = {s for s in self.usable_slots if self.slots[s].share % SHARE_GRID == 0}
-        self.planning_slots = [
-            s for s in self.usable_slots if self.slots[s].kind not in self.priced_kinds or s in used_slots | grid
-        ]
+        """Restrict plans on kinds with very many patterns to shares of which all patterns can be enumerated: those that
+        the relaxation uses most, and a grid."""
+        used = np.zeros(len(self.slots))
+        for mode, many in zip(self.relaxation_modes, relaxation.modes, strict=True):
+            used[mode.slot] += many * self.slots[mode.slot].share
+        kept = {s for s in self.usable_slots if self.slots[s].kind not in self.priced_kinds}
         for k in self.priced_kinds:
-            enumerated = enumerate_patterns(k, self.fleet[k], self.slots, self.planning_slots)
-            self.patterns += [each for each in enumerated or () if each not in self.patterns]
+            own = [s for s in self.usable_slots if self.slots[s].kind == k]
+            grid = [s for s in own if self.slots[s].share % SHARE_GRID == 0]
+            by_use = [s for s in sorted(own, key=lambda s: -used[s]) if used[s] > NEAR_ZERO_SHARE]
+            patterns: list[CuttingPattern] = []
+            chosen: list[int] = []
+            for s in dict.fromkeys([*grid[-1:], *by_use, *grid]):
+                enumerated = enumerate_patterns(k, self.fleet[k], self.slots, sorted([*chosen, s]))
+                if enumerated is not None:
+                    chosen, patterns = [*chosen, s], enumerated
+            kept.update(chosen)
+            self.patterns += [each for each in patterns if each not in self.patterns]
+        self.planning_slots = [s for s in self.usable_slots if s in kept]
 
     # The bound.
 

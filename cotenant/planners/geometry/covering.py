@@ -337,15 +337,21 @@ class CoverProgram:
         self.is_column[columns] = True
         self._entries += len(index)
 
-    def solve(self, *, gap: float = 1e-4, nodes: int = 1000, seconds: float = math.inf) -> CoverSolution | None:
-        """Solve; None where no solution was found within the nodes, or the seconds of the solver's clock."""
+    def solve(
+        self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, seconds: float = math.inf
+    ) -> CoverSolution | None:
+        """Solve; None where no solution was found within the nodes, the looks, or the seconds of the solver's clock.
+
+        looks: how often an integer program may ask whether to go on, which it does between parts of its work in the
+        same order in every run: most of that may be done before the first node.
+        """
         highs = self.highs
         if self.integer:
             highs.setOptionValue("mip_rel_gap", gap)
             highs.setOptionValue("mip_max_nodes", nodes)
         if seconds < math.inf:
             highs.setOptionValue("time_limit", highs.getRunTime() + max(seconds, 0.0))
-        highs.run()
+        self._run(looks if self.integer else math.inf)
         info = highs.getInfo()
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None
@@ -375,6 +381,22 @@ class CoverProgram:
             device_duals=duals[:kinds],
             work=work,
         )
+
+    def _run(self, looks: float) -> None:
+        if looks == math.inf:
+            self.highs.run()
+            return
+        taken = 0
+
+        def look(event: highspy.highs.HighsCallbackEvent) -> None:
+            nonlocal taken
+            taken += 1
+            if taken > looks:
+                event.interrupt()
+
+        self.highs.cbMipInterrupt += look
+        self.highs.run()
+        self.highs.cbMipInterrupt -= look
 
     def extended(self, solution: CoverSolution) -> CoverSolution:
         """Return an earlier solution of this program, with none of the columns that it did not have."""

@@ -50,6 +50,8 @@ SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
 INTEGER_GAP = 3e-4
 MIN_INTEGER_NODES, MAX_INTEGER_NODES = 5, 5000
+SECONDS_PER_LOOK = 1e-2  # of work, between two looks of an integer program at its limits
+MIN_LOOKS = 20
 SECONDS_PER_NODE = 1e-3  # of work, for a node of an integer program
 SECONDS_PER_NODE_AND_COLUMN = 5e-6  # and for each of its columns
 ROUNDED_UP = 0.25  # part of the fractional partitions that is rounded up at a time
@@ -143,7 +145,10 @@ class Diver:
         nodes = int(allowed / (SECONDS_PER_NODE + SECONDS_PER_NODE_AND_COLUMN * len(columns)))
         seconds = max(share * self.budget.seconds_left(), MIN_SOLVER_SECONDS)
         answer = program.solve(
-            gap=INTEGER_GAP, nodes=min(max(nodes, MIN_INTEGER_NODES), MAX_INTEGER_NODES), seconds=seconds
+            gap=INTEGER_GAP,
+            nodes=min(max(nodes, MIN_INTEGER_NODES), MAX_INTEGER_NODES),
+            looks=max(allowed / SECONDS_PER_LOOK, MIN_LOOKS),
+            seconds=seconds,
         )
         self.budget.spend(allowed if answer is None else min(answer.work, allowed))
         if answer is None:

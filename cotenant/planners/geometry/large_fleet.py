@@ -108,7 +108,7 @@ def _patience(devices: Sequence[PlacedDevice]) -> int:
 
 def _fleet(context: PlanningContext, prices: Sequence[float], penalties: Array) -> Fleet:
     kinds = {context.slots[s].kind for s in context.planning_slots}
-    patterns = [pattern for pattern in context.patterns if pattern.kind in kinds]
+    patterns = [pattern for pattern in context.planning_patterns() if pattern.kind in kinds]
     return Fleet(context.slots, patterns, context.counts, prices, context.memory_limits, penalties)
 
 

@@ -18,13 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 ROUND_LENGTH_STEP = 0.02  # relative width of an interval of round lengths
-BEAM_WIDTH = 10_000  # states kept at each level; the least promising beyond it only enter the bound
+MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 100, 10_000  # states kept at each level; the least promising beyond only bound
+SECONDS_PER_CALL = 3e-4  # of work, for one slot
+SECONDS_PER_OPTION = 5e-6  # and for each option of a model on it
+SECONDS_PER_CELL = 7e-9  # and for each state and option that it might take, and each model of a new state
+STATES_PER_STATE = 10.0  # new ones at a level for each that was kept, about, to choose the width of the beam
 MAX_PRICED_MODES = 20  # modes returned, each of a different set of models
 TINY = 1e-300
 
@@ -96,28 +101,38 @@ class _States(msgspec.Struct):
 
 
 def price_modes(
-    catalog: ModeCatalog, s: int, prices: DualPrices, threshold: float
+    catalog: ModeCatalog, s: int, prices: DualPrices, threshold: float, budget: WorkBudget | None = None
 ) -> tuple[float, list[tuple[float, Mode]]]:
     """Bound the value of any mode of slot s from above, and return the best modes with their values.
 
-    Values up to `threshold` are not told apart: the bound is at least the threshold, and modes exceed it.
+    Values up to `threshold` are not told apart: the bound is at least the threshold, and modes exceed it. budget: what
+    this may take about; with less, fewer states are kept and the bound is looser.
     """
+    work = SECONDS_PER_CALL + SECONDS_PER_OPTION * catalog.options.latency[s].size
     rounds = _rounds(catalog, s, prices)
     if rounds is None:
         return threshold, []
+    models, depth = rounds.latency.shape
+    cells = depth + STATES_PER_STATE * models  # of a state at one level
+    affordable = MAX_BEAM_WIDTH if budget is None else budget.left() / (SECONDS_PER_CELL * cells * models)
+    beam_width = int(np.clip(affordable, MIN_BEAM_WIDTH, MAX_BEAM_WIDTH))
     count = len(rounds.length)
     empty = np.zeros((count, len(catalog.names)), dtype=np.int64)
     states = _States(np.arange(count), rounds.length.copy(), np.zeros(count), empty)
     bound = threshold
     for level, i in enumerate(rounds.order):
+        before = len(states.round)
         states = _branch(rounds, states, i)
+        work += SECONDS_PER_CELL * (before * depth + len(states.round) * models)
         most = states.value + _fractional_knapsack(rounds, rounds.order[level + 1 :], states)
         open_states = np.flatnonzero(most > threshold)
-        if len(open_states) > BEAM_WIDTH:
+        if len(open_states) > beam_width:
             open_states = open_states[np.argsort(-most[open_states])]
-            bound = max(bound, float(most[open_states[BEAM_WIDTH]]))
-            open_states = open_states[:BEAM_WIDTH]
+            bound = max(bound, float(most[open_states[beam_width]]))
+            open_states = open_states[:beam_width]
         states = states.select(open_states)
+    if budget is not None:
+        budget.spend(work)
     modes = _modes(catalog, s, states.chosen, prices, threshold)
     return max([bound, *(value for value, _ in modes)]), [each for each in modes if _fits_memory(catalog, each[1])]
 

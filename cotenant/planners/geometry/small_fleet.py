@@ -41,8 +41,9 @@ def solve_small_fleet(
     prices = relaxation.demand_duals * context.rates
     target_scale = relaxation.value if context.maximize_scale else 1.0
     pool = ModePool(_pool_modes(context, catalog, relaxation), context.rates)
+    patterns = context.planning_patterns()
     pieces = [
-        [[s for s, many in pattern.pieces for _ in range(many)] for pattern in context.patterns if pattern.kind == k]
+        [[s for s, many in pattern.pieces for _ in range(many)] for pattern in patterns if pattern.kind == k]
         for k in range(len(context.fleet))
     ]
     full_fleet = _full_fleet(context)

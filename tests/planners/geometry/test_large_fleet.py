@@ -17,7 +17,7 @@ from cotenant.planners.check import check
 from cotenant.planners.geometry.budget import COUNTED, WorkBudget
 from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.context import PlanningContext
-from cotenant.planners.geometry.covering import memory_parts
+from cotenant.planners.geometry.covering import ColumnPool, CoverProgram, CoverSolution, Fleet, memory_parts
 from cotenant.planners.geometry.modes import Mode
 from cotenant.predictors import ConstantMargin
 from tests.planners.problems import MIB, linear
@@ -64,6 +64,25 @@ def test_plan_under_a_memory_limit_serves_all() -> None:
 def test_plan_of_large_fleet_is_the_same_in_every_run() -> None:
     asked = msgspec.structs.replace(problem(RECIPES[2][0]), time_limit=0.5)
     assert geometry.plan(asked) == geometry.plan(asked)
+
+
+def test_integer_program_ends_after_so_many_looks_at_its_limits() -> None:
+    asked = problem(RECIPES[2][0])
+    context = PlanningContext(asked)
+    singles = context.planning_modes(context.catalog)
+    fleet = Fleet(
+        context.slots, context.patterns, context.counts, context.prices, context.memory_limits, 1e3 / context.rates
+    )
+    pool = ColumnPool(context.slots, context.memory_limits, singles)
+
+    def solved(looks: float) -> CoverSolution | None:
+        columns = np.arange(len(pool.columns))
+        program = CoverProgram(fleet, pool, columns, context.rates, integer=True, serve_all=True)
+        return program.solve(looks=looks)
+
+    enough = solved(1000)
+    assert enough is not None and not enough.unserved.any()
+    assert solved(0) is None
 
 
 def test_plan_stops_by_the_clock_where_the_machine_is_slow() -> None:

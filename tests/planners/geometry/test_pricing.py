@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from cotenant.core.model import Kind, Model
 from cotenant.planners import Problem
 from cotenant.planners.geometry import pricing
-from cotenant.planners.geometry.modes import Mode
+from cotenant.planners.geometry.budget import COUNTED, WorkBudget
+from cotenant.planners.geometry.modes import Mode, ModeCatalog, partition_sizes
 from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_modes
 from tests.planners.geometry.test_modes import feasible_modes, make_catalog, random_problem
 from tests.planners.problems import linear
@@ -51,7 +53,8 @@ def test_price_modes_of_any_prices_returns_tight_bound_and_best_modes(seed: int,
 
 
 def test_price_modes_beyond_beam_width_returns_valid_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "BEAM_WIDTH", 5)
+    monkeypatch.setattr(pricing, "MAX_BEAM_WIDTH", 5)
+    monkeypatch.setattr(pricing, "MIN_BEAM_WIDTH", 5)
     for seed in range(10):
         problem, prices = random_problem(seed), random_prices(seed)
         catalog = make_catalog(problem)
@@ -59,6 +62,30 @@ def test_price_modes_beyond_beam_width_returns_valid_bound(monkeypatch: pytest.M
             feasible = [mode for models in EVERY for mode in feasible_modes(problem, slot, models)]
             best = max((value(prices, mode) for mode in feasible), default=0.0)
             assert price_modes(catalog, s, prices, 0.0)[0] >= best * (1 - 1e-9)
+
+
+def test_price_modes_with_little_time_returns_valid_bound_within_it() -> None:
+    """Ten models with batches to 48: far more states than a few milliseconds allow."""
+    names, cuts = [f"m{n}" for n in range(10)], (1000,)
+    profiles = {
+        (name, "k"): linear(name, "k", 0.001 * (n + 1), 0.0007 * (n + 1), cuts=cuts, batches=(1, 48))
+        for n, name in enumerate(names)
+    }
+    problem = Problem(
+        models=tuple(Model(name=name, slo=0.5) for name in names),
+        rates=dict.fromkeys(names, 1.0),
+        fleet=(Kind(name="k", cuts=cuts),),
+        profiles=profiles,
+        time_limit=0.02 / COUNTED,
+    )
+    catalog = ModeCatalog(problem, names, partition_sizes(problem), np.ones((1, 10)))
+    rng = np.random.default_rng(1)
+    prices = DualPrices(rng.uniform(40, 400, 10), rng.uniform(0.5, 1.5, 10), ())
+    ample, little = WorkBudget(msgspec.structs.replace(problem, time_limit=100.0)), WorkBudget(problem)
+    tight, modes = price_modes(catalog, 0, prices, 0.0, ample)
+    loose, _ = price_modes(catalog, 0, prices, 0.0, little)
+    assert modes and max(value for value, _ in modes) <= tight <= loose
+    assert little.used < 0.04 < 0.1 < ample.used
 
 
 def test_price_modes_with_tight_memory_bounds_but_omits_oversized_modes() -> None:

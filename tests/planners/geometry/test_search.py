@@ -249,6 +249,20 @@ def test_geometry_with_fine_shares_generates_patterns() -> None:
         assert plan.devices_used <= other.plan(problem).devices_used
 
 
+def test_fine_shares_leave_patterns_of_which_every_piece_is_planned() -> None:
+    """Patterns of slots that plans do not use left devices empty; without patterns of several shares, poorly cut."""
+    fine = tuple(range(10, 1001, 10))
+    problem = fleet_problem(9, 10, 4.0, cuts=fine, count=3)
+    profiles = {key: linear(*key, 0.002, 0.002, cuts=fine, batches=(1, 2, 4)) for key in problem.profiles}
+    context = PlanningContext(msgspec.structs.replace(problem, profiles=profiles))
+    planned = set(context.planning_slots)
+    assert {fine.index(share) for share in range(100, 1001, 100)} <= planned < set(context.usable_slots)
+    patterns = context.planning_patterns()
+    assert {s for pattern in patterns for s, _ in pattern.pieces} == planned
+    assert sum(len(pattern.pieces) > 1 for pattern in patterns) > len(planned)
+    assert len(patterns) < len(context.patterns)
+
+
 def test_geometry_of_two_kinds_returns_cheapest_mix() -> None:
     """An expensive device is three times as fast as a cheap one and costs two and a half times as much."""
     cuts = (500, 1000)
