@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD = 0.5  # seconds between two looks at what else runs
 QUIET = 30.0  # seconds without load until a measurement begins
-OWN = 0.1  # batches under way on average, above which the server has something to do
+OWN = 0.1  # batches under way on average, or part of a processor for the event loop: above it, the server is at work
 
 
 def refining(
@@ -92,14 +92,20 @@ class _MachineUse:
         self._foreign = ForeignLoad(available_cores())
         self._read_at = time.monotonic()
         self._foreign.read(self._read_at)  # the first tells nothing
-        self._busy = server.busy_seconds()
+        self._used = self._seconds()
 
     async def __call__(self) -> MachineUse:
         foreign = await asyncio.to_thread(self._foreign.read, time.monotonic())
-        now, busy = time.monotonic(), self._server.busy_seconds()
-        own = (busy - self._busy) / max(now - self._read_at, 1e-9)
-        self._read_at, self._busy = now, busy
+        now, used = time.monotonic(), self._seconds()
+        passed = max(now - self._read_at, 1e-9)
+        own = max((after - before) / passed for after, before in zip(used, self._used, strict=True))
+        self._read_at, self._used = now, used
         return MachineUse(foreign, own, self._server.is_changing)
+
+    def _seconds(self) -> tuple[float, float]:
+        """Return the seconds in batches so far, and those that the event loop has used of a processor: what is
+        answered from the response cache, or rejected, runs no batch."""
+        return self._server.busy_seconds(), time.thread_time()
 
 
 def _measuring(settings: Settings, backend: Cpu, grid: Grid) -> Measure:

@@ -14,7 +14,8 @@ from cotenant.core.units import show_seconds
 
 class MachineUse(NamedTuple):
     """Say what else runs. foreign: part of the processors that other programs use, from 0 to 1; None where that is not
-    known. own: batches under way on average. changing: whether a rollout, a load or an unload is in progress."""
+    known. own: batches under way on average, or the part of a processor that the event loop uses, whichever is more.
+    changing: whether a rollout, a load or an unload is in progress."""
 
     foreign: float | None
     own: float

@@ -120,8 +120,16 @@ class Candidate(msgspec.Struct, frozen=True):
     def requests(self, rows: int, grid: Grid, arena: Arena) -> list[list[Tensors]]:
         """Make `grid.inputs` batches of that many rows as lists of requests, in the arena, where a server has them
         too."""
+        return _placed(self.inputs(rows, grid), arena)
+
+    def inputs(self, rows: int, grid: Grid) -> list[list[Tensors]]:
+        """Make the same elsewhere than in the arena, which takes a while: not for an event loop that serves."""
         counts = [1] * rows if grid.separate_rows and self.model.batched else [rows]
-        return [[_in_arena(self.sample(count), arena) for count in counts] for _ in range(grid.inputs)]
+        return [[self.sample(count) for count in counts] for _ in range(grid.inputs)]
+
+
+def _placed(batches: Sequence[Sequence[Tensors]], arena: Arena) -> list[list[Tensors]]:
+    return [[_in_arena(tensors, arena) for tensors in requests] for requests in batches]
 
 
 def _in_arena(tensors: Tensors, arena: Arena) -> Tensors:
@@ -394,7 +402,7 @@ class _Bench:
         """Measure one batch size. Raises ModelError if the model fails."""
         grid, candidate = self._grid, self._candidates[name]
         longest = self._longest(name)
-        batches = itertools.cycle(candidate.requests(batch, grid, self._arena))
+        batches = itertools.cycle(_placed(await asyncio.to_thread(candidate.inputs, batch, grid), self._arena))
         latencies: list[float] = []
         timings: list[Timing] = []
         begun = time.monotonic()
