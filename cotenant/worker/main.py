@@ -8,6 +8,7 @@ they end together with the process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import math
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -68,11 +70,22 @@ def work() -> None:
         host(connection, arena, processors)
         return
     try:
-        serve(connection, arena, processors, time.process_time)
+        device = serve(connection, arena, processors, time.process_time)
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the server is gone
     except DeviceError as error:
         sys.exit(str(error))
+    if not device:
+        _end_process()
+
+
+def _end_process() -> NoReturn:
+    """End the process without taking apart its modules, which would take as long as a batch of another worker."""
+    atexit._run_exitfuncs()  # of Python models
+    with contextlib.suppress(OSError):  # nobody listens any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def host(control: socket.socket, arena: int, processors: Multiprocessors) -> None:
@@ -99,8 +112,8 @@ def _exit_process(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def serve(connection: socket.socket, arena: int, processors: Multiprocessors, used: Callable[[], float]) -> None:
-    """Serve one lane until its stream ends.
+def serve(connection: socket.socket, arena: int, processors: Multiprocessors, used: Callable[[], float]) -> bool:
+    """Serve one lane until its stream ends; return whether it was on a device, which libraries may have to let go of.
 
     used: reads the CPU time charged to this lane, in seconds.
     """
@@ -117,7 +130,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         connection.sendall(encode_message(message))
 
     if not isinstance(setup := receive(), Setup):
-        return
+        return False
     # CUDA reads its environment on first use. Lanes of one process share it, so a variable that is set is not changed.
     os.environ.update(setup.env.items() - os.environ.items())
     if setup.cores and hasattr(os, "sched_setaffinity"):
@@ -130,7 +143,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     except (DeviceError, ModelError) as error:
         send(WorkerBroken(str(error)))
         resources.close()
-        return
+        return setup.cuda
     gc.freeze()  # libraries and models stay: scanning them pauses batches for 3 ms, with PyTorch for 0.3 s
     send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
     throttle = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
@@ -163,6 +176,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
             send(BatchResult(run.batch, [str(error)] * len(answers), timing))
     gc.unfreeze()  # in a shared process this lane's models may be garbage now
     resources.close()
+    return setup.cuda
 
 
 def _load_models(
