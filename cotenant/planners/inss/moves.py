@@ -42,15 +42,12 @@ class Moves(msgspec.Struct, frozen=True, eq=False):
 class DeviceStates:
     """Hold what each device sustains, and make moves."""
 
-    def __init__(
-        self, options: Options, rates: Floats, kinds: Sequence[int], capacities: Floats, workers: Sequence[int]
-    ) -> None:
+    def __init__(self, options: Options, rates: Floats, kinds: Sequence[int], capacities: Floats) -> None:
         """kinds: by device, the index of its kind. capacities: requests/s, by device and model; zeros for a device that
-        is not in use. workers: partitions, by device."""
+        is not in use."""
         self.options, self.rates = options, rates
         self.kinds = np.array(kinds, dtype=np.int64)
         self.capacities = capacities.copy()
-        self.workers = np.array(workers, dtype=np.int64)
         self.chosen = [-1] * len(kinds)  # the option of each device; -1: as it was
         self.started = np.zeros(len(kinds), dtype=bool)
         self._asked = max(float(rates.sum()), 1e-12)
@@ -68,7 +65,7 @@ class DeviceStates:
 
     def copy(self) -> DeviceStates:
         """Return the same state, in which nothing was tried."""
-        made = DeviceStates(self.options, self.rates, self.kinds.tolist(), self.capacities, self.workers.tolist())
+        made = DeviceStates(self.options, self.rates, self.kinds.tolist(), self.capacities)
         made.chosen, made.started = list(self.chosen), self.started.copy()
         return made
 
@@ -137,7 +134,6 @@ class DeviceStates:
         before = self._potential()
         opened = not self.capacities[device].any()
         self.capacities[device] = self.options.capacities[option]
-        self.workers[device] = self.options.workers[option]
         self.chosen[device] = option
         self._tried.add(tuple(self.chosen))
         reward = self._potential() - before - OPENING * opened
@@ -174,6 +170,21 @@ class DeviceStates:
         device and model."""
         others = total[:, None] - capacities
         return np.asarray(np.minimum(capacities, np.maximum(0.0, self.rates - others)) @ self._of_work)
+
+
+def moved_by_gain(states: DeviceStates, most: int, *, idle: bool = False) -> DeviceStates:
+    """Return the state with least unserved on the way of moves that serve most at once. idle: of devices that are not
+    in use alone."""
+    best, states = states, states.copy()
+    for _ in range(most):
+        if states.served:
+            break
+        moves = states.moves(idle=idle)
+        if not len(moves.device):
+            break
+        states.make(int(moves.device[0]), int(moves.option[0]))
+        best = min(best, states.copy(), key=lambda each: each.unserved)
+    return best
 
 
 def _magnified(part: Floats | float) -> Floats:

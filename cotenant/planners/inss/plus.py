@@ -26,7 +26,7 @@ from cotenant.planners import geometry
 from cotenant.planners.capacity import PartitionDraft, partitions_with_batches, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.inss.device_options import capacities_of, options_of, partitions_in_force
-from cotenant.planners.inss.moves import FEATURES, DeviceStates
+from cotenant.planners.inss.moves import FEATURES, DeviceStates, moved_by_gain
 from cotenant.planners.local_search import rebatched_plan
 from cotenant.planners.policy import Policy
 from cotenant.planners.problem import Problem
@@ -109,7 +109,6 @@ def _start(problem: Problem, slots: Sequence[_Slot]) -> DeviceStates:
         np.array([problem.rates.get(name, 0.0) for name in names]),
         [kinds.index(slot.kind.name) for slot in slots],
         np.array([capacities_of(slot.partitions, names) for slot in slots]).reshape(len(slots), len(names)),
-        [len(slot.partitions) for slot in slots],
     )
 
 
@@ -124,28 +123,10 @@ def _moved(states: DeviceStates, policy: Policy) -> list[int]:
             break
         choice = int(np.argmax(policy.logits(states.features(moves))[:, 0]))
         states.make(int(moves.device[choice]), int(moves.option[choice]))
-        best = min(best, states.copy(), key=_unserved)
-    best = _moved_by_gain(best, BY_GAIN)
-    return _moved_by_gain(best, len(best.kinds), idle=True).chosen
-
-
-def _moved_by_gain(states: DeviceStates, most: int, *, idle: bool = False) -> DeviceStates:
-    """Return the state with least unserved on the way of moves that serve most at once. idle: of devices that are not
-    in use alone."""
-    best, states = states, states.copy()
-    for _ in range(most):
-        if states.served:
-            break
-        moves = states.moves(idle=idle)
-        if not len(moves.device):
-            break
-        states.make(int(moves.device[0]), int(moves.option[0]))
-        best = min(best, states.copy(), key=_unserved)
-    return best
-
-
-def _unserved(states: DeviceStates) -> float:
-    return states.unserved
+        if states.unserved < best.unserved:
+            best = states.copy()
+    best = moved_by_gain(best, BY_GAIN)
+    return moved_by_gain(best, len(best.kinds), idle=True).chosen
 
 
 def _plan(problem: Problem, slots: Sequence[_Slot], partitions: Sequence[tuple[Partition, ...]]) -> Plan:

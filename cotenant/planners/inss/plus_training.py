@@ -14,7 +14,7 @@ import numpy as np
 
 from cotenant.errors import PlanError
 from cotenant.planners.inss.device_options import Floats, Options, options_of
-from cotenant.planners.inss.moves import CHOICES, FEATURES, MOST_MOVES, DeviceStates, Moves
+from cotenant.planners.inss.moves import CHOICES, FEATURES, MOST_MOVES, DeviceStates, Moves, moved_by_gain
 from cotenant.planners.inss.replay import Replay
 from cotenant.planners.inss.sac import Sac, SacOptions, one_thread
 from cotenant.planners.inss.training import Episode
@@ -25,6 +25,7 @@ DIRECTIONS = 30  # proportions of rates, for each problem
 MIXING = 2.0  # of the Dirichlet distribution of the work of models
 LEAST, MOST = 0.9, 1.15  # of the largest rates that moves by their gain alone serve
 HALVINGS = 7  # of the search for these
+NEARLY_SERVED = 1e-3  # of the requests/s, unserved where rates count as served there
 MANY = 8  # devices of a kind without a count
 LEARNER = SacOptions(hidden=(64, 64), learning_rate=1e-3, discount=0.97, temperature=0.1, target_entropy=0.5)
 
@@ -32,7 +33,7 @@ LEARNER = SacOptions(hidden=(64, 64), learning_rate=1e-3, discount=0.97, tempera
 class PlusOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Configure a training."""
 
-    episodes: int = 1500
+    episodes: int = 500
     batch: int = 64
     replay: int = 10_000
     seed: int = 0
@@ -41,13 +42,12 @@ class PlusOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class Fleet(msgspec.Struct, frozen=True, eq=False):
     """Hold a problem to train on. kinds: by device. rates: directions, each the largest that moves by their gain alone
-    serve; capacities, workers: of the devices then."""
+    serve; capacities: of the devices then."""
 
     options: Options
     kinds: tuple[int, ...]
     rates: tuple[Floats, ...]
     capacities: tuple[Floats, ...]
-    workers: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, problem: Problem, rng: np.random.Generator) -> Fleet:
@@ -62,35 +62,13 @@ class Fleet(msgspec.Struct, frozen=True, eq=False):
             rate, state = _largest(options, kinds, rng.dirichlet([MIXING] * len(options.sizes)) * options.sizes)
             rates.append(rate)
             states.append(state)
-        return cls(
-            options,
-            kinds,
-            tuple(rates),
-            tuple(state.capacities for state in states),
-            tuple(tuple(state.workers.tolist()) for state in states),
-        )
+        return cls(options, kinds, tuple(rates), tuple(state.capacities for state in states))
 
     def episode(self, rng: np.random.Generator) -> DeviceStates:
         """Draw rates, and devices as they are for others."""
         before, after = rng.integers(len(self.rates), size=2)
         factor = rng.uniform(LEAST, MOST)
-        return DeviceStates(
-            self.options, factor * self.rates[after], self.kinds, self.capacities[before], self.workers[before]
-        )
-
-
-def by_gain(states: DeviceStates) -> float:
-    """Make the moves that serve most at once; return the least part that was unserved."""
-    least = states.unserved
-    for _ in range(MOST_MOVES):
-        if states.served:
-            break
-        moves = states.moves()
-        if not len(moves.device):
-            break
-        states.make(int(moves.device[0]), int(moves.option[0]))
-        least = min(least, states.unserved)
-    return least
+        return DeviceStates(self.options, factor * self.rates[after], self.kinds, self.capacities[before])
 
 
 def train(
@@ -162,13 +140,13 @@ def observed(states: DeviceStates, moves: Moves) -> tuple[Floats, np.ndarray[tup
 
 def _largest(options: Options, kinds: Sequence[int], direction: Floats) -> tuple[Floats, DeviceStates]:
     """Return the largest multiple of rates that moves by their gain alone serve, and the devices then."""
-    empty, none = np.zeros((len(kinds), len(direction))), [0] * len(kinds)
+    empty = np.zeros((len(kinds), len(direction)))
     low, high = 0.0, 2.0 * len(kinds)
-    best = DeviceStates(options, 0.0 * direction, kinds, empty, none)
+    best = DeviceStates(options, 0.0 * direction, kinds, empty)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        states = DeviceStates(options, middle * direction, kinds, empty, none)
-        if by_gain(states) <= 1e-3:
+        states = moved_by_gain(DeviceStates(options, middle * direction, kinds, empty), MOST_MOVES)
+        if states.unserved <= NEARLY_SERVED:
             low, best = middle, states
         else:
             high = middle

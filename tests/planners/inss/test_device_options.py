@@ -90,7 +90,7 @@ def test_options_are_made_once_for_a_problem_at_any_rates() -> None:
 
 def states(rates: list[float]) -> DeviceStates:
     options = options_of(two_devices(rates=(1.0, 1.0)))
-    return DeviceStates(options, np.array(rates), [0, 0], np.zeros((2, 2)), [0, 0])
+    return DeviceStates(options, np.array(rates), [0, 0], np.zeros((2, 2)))
 
 
 def test_moves_come_by_what_they_serve_and_never_lead_back() -> None:
@@ -122,7 +122,7 @@ def test_device_is_needed_for_what_others_do_not_sustain() -> None:
     one = options.capacities[int(np.argmin(options.capacities.max(axis=1) / options.capacities.sum(axis=1)))]
     work = float((one / options.sizes).sum())
     for times, needed in ((1.0, 0.0), (1.5, work / 2), (2.0, work)):
-        made = DeviceStates(options, times * one, [0, 0], np.stack([one, one]), [2, 2])
+        made = DeviceStates(options, times * one, [0, 0], np.stack([one, one]))
         rows = made.features(made.moves())
         assert rows[:, FEATURES.index("work_of_device_before")] == pytest.approx(needed)
 
