@@ -77,6 +77,7 @@ def test_profile_source_unprofiled_model_is_measured_once_per_kind(folder: Path)
     backend.lanes.clear()
     again = profiles(source(backend))
     assert [profile.kind for profile in again] == ["large", "cut"]
+    assert [profile.points for profile in again] == [profile.points for profile in measured]  # to the last digit
     assert backend.lanes == []  # it is known
 
 
