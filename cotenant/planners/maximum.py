@@ -11,9 +11,12 @@ from collections.abc import Mapping
 
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft, fits_device
 from cotenant.planners.kind_by_kind import instance_count, plan_kind_by_kind, sustained_rate
+
+MAX_DEVICES = 100_000  # of one model: a plan lists each
 
 
 def plan(problem: Problem) -> Plan:
@@ -28,6 +31,11 @@ def _place(problem: Problem, kind: Kind, rates: Mapping[str, float]) -> list[Dev
         count = instance_count(rate, sustained_rate(problem, model, kind, whole))
         if not count or not left:
             continue
+        if min(count, left) > MAX_DEVICES:
+            raise PlanError(
+                f"model {model!r}: its rate takes {count} devices, more than the {MAX_DEVICES} that a plan of 'max' may"
+                " have of a model; lower the rate, or the count of devices"
+            )
         cuts = [PartitionDraft(whole, {model: rate / count})]
         if fits_device(problem, kind, cuts):
             placed.append(DeviceDraft(kind, cuts, int(min(count, left))))

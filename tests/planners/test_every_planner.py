@@ -83,7 +83,7 @@ def test_every_search_planner_with_either_objective_returns_valid_plan(name: str
     solved(name, hurried(problem), rate=rate)
 
 
-ONE_BY_ONE = ["colocate", "gslice", "hetsev", "igniter", "max", "min", "roundrobin", "score"]
+ONE_BY_ONE = ["colocate", "gslice", "hetsev", "igniter", "min", "roundrobin", "score"]
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
