@@ -62,7 +62,7 @@ def runs_in_time_before_its_turn(own: Queue, rows: int, due: float, now: float) 
         start = lane.back_at if lane.back_at > now else now
     latency = own.latencies[-1] * own.correction  # a full batch: see `finish_time`
     batches = [(queue.earliest(), _next_latency(queue), -1) for queue in own.others if queue.rows]
-    batches.append((due, latency, -1))
+    batches.append((min(due, own.earliest()), latency, -1))
     batches.sort()
     return _in_time(batches, start) and not _delays_last(own, latency, now)
 
@@ -112,7 +112,7 @@ def _delays_first(own: Queue, latency: float, now: float) -> bool:
     end = now
     for queue in sorted(own.others, key=_last_run):
         if queue.rows:
-            end += _next_latency(queue)
+            end += queue.expected(next_batch_size(queue, end)[1])
             if end <= queue.earliest() < end + latency:
                 return True
     return False

@@ -80,8 +80,12 @@ def work() -> None:
 
 
 def _end_process() -> NoReturn:
-    """End the process without taking apart its modules, which would take as long as a batch of another worker."""
-    atexit._run_exitfuncs()  # of Python models
+    """End the process without taking apart its modules, which would take as long as a batch of another worker.
+
+    What Python models have begun ends as it always does: their threads, and what they registered for the exit.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.identity import DeviceId, LaneId
@@ -92,6 +92,23 @@ def test_next_queue_where_not_all_are_in_time_runs_who_makes_nobody_late(
     assert next_queue(lane, 0.0)[0] is lane.queues[model]
 
 
+def test_next_queue_turn_with_a_short_head_is_not_taken_for_late_by_the_rows_behind_it() -> None:
+    """Its next batch is of the head alone, which is in time by turns."""
+    lane = Lane(
+        LaneSpec(
+            id=LANE,
+            models=(
+                LaneModel(model="turn", latencies=tuple(0.001 * rows for rows in range(1, 9))),
+                LaneModel(model="quick", latencies=(0.003,)),
+            ),
+        )
+    )
+    lane.queues["quick"].ran = 1
+    push(lane.queues["turn"], *(request(n, 0.0035 if n == 0 else 0.5, model="turn") for n in range(6)))
+    push(lane.queues["quick"], request(9, 0.0059, model="quick"))
+    assert next_queue(lane, 0.0)[0] is lane.queues["turn"]
+
+
 # On a dispatcher
 
 
@@ -106,12 +123,14 @@ def ends(commands: list[Command]) -> dict[int, Outcome]:
     return {r.id: command.outcome for command in commands if isinstance(command, Reply) for r in command.requests}
 
 
-def run_out(dispatcher: Dispatcher, commands: list[Command], latencies: dict[str, float]) -> dict[int, float]:
+def run_out(
+    dispatcher: Dispatcher, commands: list[Command], latencies: dict[str, tuple[float, ...]]
+) -> dict[int, float]:
     """Let all batches take exactly as long as predicted; return when each request was served."""
     now, served = 0.0, dict[int, float]()
     while running := [command for command in commands if isinstance(command, Run)]:
         (run,) = running
-        now += latencies[run.model]
+        now += latencies[run.model][len(run.requests) - 1]
         commands = dispatcher.handle(Finished(LANE, run.batch), now)
         served |= {number: now for number, outcome in ends(commands).items() if outcome is Outcome.SERVED}
     return served
@@ -126,7 +145,7 @@ def test_quick_model_is_admitted_and_served_between_batches_of_slow_ones() -> No
     commands += dispatcher.handle(Arrived(Request(7, "quick", 0.0, 0.050)), 0.0)
     assert not ends(commands)
     assert dispatcher.late_finish("quick", 0.050, 0.0) < 0.0, "another would be in time as well"
-    served = run_out(dispatcher, commands, {"quick": QUICK, "slow": SLOW, "slower": SLOW})
+    served = run_out(dispatcher, commands, {"quick": (QUICK,) * 4, "slow": (SLOW,), "slower": (SLOW,)})
     assert served[7] == pytest.approx(SLOW + QUICK)
     assert sorted(served) == [0, 1, 2, 7]
 
@@ -140,11 +159,19 @@ def test_quick_model_is_rejected_where_a_slow_one_would_be_late_by_it() -> None:
     assert dispatcher.late_finish("quick", 0.050, 0.0) == pytest.approx(2 * SLOW + QUICK)
 
 
-MODELS = {"a": 0.004, "b": 0.010, "c": 0.030}
+# Seconds of batches of one row and more: as long whatever their rows, longer with each, much longer from some on.
+MODELS = {
+    "a": (0.004,) * 8,
+    "b": tuple(0.006 + 0.003 * rows for rows in range(8)),
+    "c": (0.010, 0.011, *(0.030,) * 6),
+}
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much], deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 120)), max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 30).map(lambda tenths: 10 * tenths)), min_size=2, max_size=6
+    ),
     st.sampled_from("abc"),
     st.floats(0.0, 1.0),
 )
@@ -152,7 +179,7 @@ def test_who_is_admitted_before_its_turn_is_in_time_and_makes_nobody_late(
     first: list[tuple[str, int]], model: str, tightness: float
 ) -> None:
     """Batches take as long as predicted here, and hold all that wait."""
-    spec = LaneSpec(id=LANE, models=tuple(LaneModel(model=name, latencies=(it,) * 8) for name, it in MODELS.items()))
+    spec = LaneSpec(id=LANE, models=tuple(LaneModel(model=name, latencies=it) for name, it in MODELS.items()))
     requests = [Request(number, name, 0.0, due / 1000) for number, (name, due) in enumerate(first)]
     in_time = {False: dict[int, float](), True: dict[int, float]()}
     for with_last in (False, True):
@@ -160,7 +187,7 @@ def test_who_is_admitted_before_its_turn_is_in_time_and_makes_nobody_late(
         commands = [command for each in requests for command in dispatcher.handle(Arrived(each), 0.0)]
         if with_last:  # it is due between its own batch at once, and its turn
             by_turn = dispatcher.late_finish(model, 0.0, 0.0)
-            last = Request(len(requests), model, 0.0, by_turn - tightness * (by_turn - MODELS[model]))
+            last = Request(len(requests), model, 0.0, by_turn - tightness * (by_turn - MODELS[model][0]))
             assume(dispatcher._routes[model].first(1, 0, last.deadline, 0.0)[1] > last.deadline)
             commands += (answer := dispatcher.handle(Arrived(last), 0.0))
             assume(not ends(answer))

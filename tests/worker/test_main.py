@@ -47,10 +47,19 @@ def test_worker_lane_environment_is_set_before_models_load(monkeypatch: pytest.M
 
 
 def test_process_ends_once_it_has_run_what_models_registered_and_printed() -> None:
-    program = "import atexit; from cotenant.worker.main import _end_process; atexit.register(print, 'registered'); "
-    program += "print('printed'); _end_process(); print('went on')"
+    program = """
+import atexit, threading
+from cotenant.worker.main import _end_process
+atexit.register(print, "registered")
+ready = threading.Event()
+threading.Thread(target=lambda: ready.wait() and print("thread")).start()
+print("printed")
+ready.set()
+_end_process()
+print("went on")
+"""
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["printed", "registered"] and not ended.stderr
+    assert sorted(ended.stdout.split()) == ["printed", "registered", "thread"] and not ended.stderr
 
 
 def test_resize_changes_limit_cores_and_batches_of_a_running_worker() -> None:
