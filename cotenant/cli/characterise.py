@@ -48,7 +48,11 @@ def characterise(
     ] = SECONDS,
     pairs: Annotated[
         int | None,
-        typer.Option("--pairs", min=0, help="Pairs of models to co-locate, most informative first. Default: all."),
+        typer.Option(
+            "--pairs",
+            min=0,
+            help="Pairs of models to co-locate, most informative first. Default: all; none without offline.",
+        ),
     ] = None,
     loadgen: Annotated[
         bool, typer.Option("--loadgen", help="Have MLPerf's own LoadGen send the queries; needs cotenant[loadgen].")
@@ -69,6 +73,7 @@ def characterise(
             raise ConfigError(f"--scenario {name}: there are {', '.join(SCENARIOS)}")
     if OFFLINE not in scenarios and pairs:
         raise ConfigError("--pairs co-locates models in the offline scenario; add --scenario offline")
+    pairs = pairs if OFFLINE in scenarios else 0
     generator = None
     if loadgen:
         from cotenant.profiling.loadgen import LoadGen
@@ -198,7 +203,8 @@ async def _run_together(
     from cotenant.profiling.grid import grid_of
     from cotenant.profiling.pairs import measure_pairs, measured_pairs
 
-    pairs = colocated_pairs(measured.runs, kind)
+    runs = [run for run in measured.runs if run.model in candidates]  # others have left the repository, or are broken
+    pairs = colocated_pairs(runs, kind)
     done = measured_pairs(pairs, measured.samples)
     count = len(pairs) if wanted.pairs is None else min(wanted.pairs, len(pairs))
     finished = len(done)
@@ -209,7 +215,7 @@ async def _run_together(
         backend,
         candidates,
         pairs,
-        {(each.model, each.kind): each for each in profiles_of(measured.runs)},
+        {(each.model, each.kind): each for each in profiles_of(runs)},
         done=done,
         count=count - finished,
         grid=msgspec.structs.replace(grid_of(kind), pause=0.0),  # offline: the next batch waits already

@@ -272,23 +272,48 @@ def _run(row: Mapping[str, str], place: str) -> Run:
     if row["scenario"] not in SCENARIOS:
         raise ConfigError(f"{place}: scenario {row['scenario']!r} is not known; there are {', '.join(SCENARIOS)}")
 
-    def number(column: str, empty: float | None = None) -> float:
-        text = row[column]
-        return empty if empty is not None and not text else parse_number(text, f"{place}: {column}")
+    def name(column: str) -> str:
+        if not row[column]:
+            raise ConfigError(f"{place}: {column} is empty")
+        return row[column]
 
+    def number(column: str) -> float:
+        value = parse_number(row[column], f"{place}: {column}")
+        if value < 0:
+            raise ConfigError(f"{place}: {column}: {row[column]} is negative")
+        return value
+
+    def positive(column: str) -> float:
+        if (value := number(column)) == 0:
+            raise ConfigError(f"{place}: {column}: {row[column]} must be above 0")
+        return value
+
+    def count(column: str, *, least: int) -> int:
+        if not (value := number(column)).is_integer() or value < least:
+            raise ConfigError(f"{place}: {column}: {row[column]} is no whole number of at least {least}")
+        return int(value)
+
+    served = (
+        row["scenario"] != SERVER or number("rate") > 0
+    )  # otherwise no rate was served in time, and no query counts
+    if row["scenario"] != SERVER and row["rate"]:
+        raise ConfigError(f"{place}: rate {row['rate']!r}: only the scenario {SERVER} has one; leave it empty")
     return Run(
-        model=row["model"],
-        kind=row["kind"],
+        model=name("model"),
+        kind=name("kind"),
         share=parse_share(number("share_pct"), f"{place}: share_pct"),
         memory=round(number("memory_mib") * MIB),
         result=ScenarioResult(
             scenario=row["scenario"],
-            queries=int(number("queries")),
-            samples=int(number("samples")),
-            seconds=number("seconds"),
-            rate=number("rate") if row["rate"] else None,
-            latencies=tuple(number(f"p{percent}_ms", np.inf) / 1e3 for percent in PERCENTILES),
-            batch=int(number("batch")),
-            batch_seconds=number("batch_ms") / 1e3,
+            queries=count("queries", least=int(served)),
+            samples=count("samples", least=int(served)),
+            seconds=positive("seconds"),
+            rate=number("rate") if row["scenario"] == SERVER else None,
+            latencies=tuple(
+                number(column) / 1e3 if row[column] else np.inf
+                for column in (f"p{percent}_ms" for percent in PERCENTILES)
+            ),
+            batch=count("batch", least=1),
+            batch_seconds=(positive if served else number)("batch_ms") / 1e3,
         ),
     )

@@ -87,6 +87,26 @@ def test_characterise_goes_on_where_it_was_stopped(program: Program, folder: Pat
     assert len((folder / "out" / "pairs.csv").read_text().splitlines()) == 3
 
 
+def test_models_that_have_left_are_no_more_colocated_and_keep_their_runs(program: Program, folder: Path) -> None:
+    offline = ("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50")
+    assert program(*offline, "--pairs", "0").code == 0
+    shutil.rmtree(folder / "mine" / "second")
+    (folder / "mine.toml").write_text(SETTINGS.replace(', { name = "second", slo = "2s" }', ""))
+    said = program(*offline)
+    assert said.code == 0, said.err
+    pairs = csv.DictReader((folder / "out" / "pairs.csv").read_text().splitlines())
+    assert {(row["victim"], row["colocated"]) for row in pairs} == {("first", "first")}
+    assert len((folder / "out" / "runs.csv").read_text().splitlines()) == 3
+
+
+def test_pairs_are_left_out_where_the_scenarios_lack_offline(program: Program, folder: Path) -> None:
+    common = ("characterise", "mine.toml", "-o", "out", *SHORT, "--share", "50")
+    assert program(*common, "--scenario", "offline", "--pairs", "0").code == 0
+    said = program(*common, "--scenario", "single-stream")
+    assert said.code == 0, said.err
+    assert not (folder / "out" / "pairs.csv").exists()
+
+
 def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
     said = program.refuses("characterise", "absent", "--scenario", "online")
     assert "--scenario online: there are single-stream, multi-stream, server, offline" in said

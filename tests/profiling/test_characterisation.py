@@ -172,6 +172,14 @@ def test_runs_are_read_back_as_they_were_written() -> None:
     assert read_runs(write_runs(runs).splitlines(), "runs.csv") == runs
 
 
+def with_cell(column: str, cell: str, scenario: str = OFFLINE) -> str:
+    """Return the text of one run, with one cell replaced."""
+    header, line, *_ = write_runs([run("a", scenario=scenario)]).splitlines()
+    cells = line.split(",")
+    cells[COLUMNS.index(column)] = cell
+    return f"{header}\n{','.join(cells)}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -182,6 +190,20 @@ def test_runs_are_read_back_as_they_were_written() -> None:
         (",".join(COLUMNS) + "\na,b\n", r"runs.csv:2: 2 cells where the header names 15"),
         (write_runs([run("a")]).replace("offline", "online"), "runs.csv:2: scenario 'online' is not known; there are"),
         (write_runs([run("a")]).replace(",100,", ",0,", 1), "runs.csv:2: share_pct"),
+        (with_cell("model", ""), "runs.csv:2: model is empty"),
+        (with_cell("kind", " "), "runs.csv:2: kind is empty"),
+        (with_cell("seconds", "0"), "runs.csv:2: seconds: 0 must be above 0"),
+        (with_cell("seconds", "-1"), "runs.csv:2: seconds: -1 is negative"),
+        (with_cell("seconds", "nan"), "runs.csv:2: seconds: 'nan' is not a finite number"),
+        (with_cell("queries", "1.5"), r"runs.csv:2: queries: 1.5 is no whole number of at least 1"),
+        (with_cell("samples", "0"), "runs.csv:2: samples: 0 is no whole number of at least 1"),
+        (with_cell("batch", "0"), "runs.csv:2: batch: 0 is no whole number of at least 1"),
+        (with_cell("batch_ms", "0"), "runs.csv:2: batch_ms: 0 must be above 0"),
+        (with_cell("p99_ms", "-4"), "runs.csv:2: p99_ms: -4 is negative"),
+        (with_cell("memory_mib", "-1"), "runs.csv:2: memory_mib: -1 is negative"),
+        (with_cell("rate", "3"), "runs.csv:2: rate '3': only the scenario server has one"),
+        (with_cell("rate", "", SERVER), "runs.csv:2: rate: '' is not a number"),
+        (with_cell("batch", "0", SERVER), "runs.csv:2: batch: 0 is no whole number of at least 1"),
     ],
 )
 def test_files_that_are_no_runs_are_refused_with_their_place(text: str, said: str) -> None:
