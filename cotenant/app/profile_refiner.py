@@ -90,7 +90,7 @@ class ProfileRefiner:
         """Begin, go on or stop, as what else runs allows."""
         quiet = self._gate.observe(await self._use(), self._clock())
         work = None if self._at_work is None else self._works[self._at_work]
-        if work is not None and (not quiet or self._current(work) is not work.profile):
+        if work is not None and (not quiet or self._loaded().get(work.profile.model) is not work.profile):
             await self.stop()
         elif work is not None:
             work.confirmed = len(work.points)
@@ -110,18 +110,16 @@ class ProfileRefiner:
             await asyncio.gather(work.task, return_exceptions=True)
         del work.points[work.confirmed :]
 
-    def _current(self, work: _Work) -> Profile | None:
-        """Return the profile that the deployment has now; None where the model was unloaded."""
-        return self._profiles(self._deployment()).get((work.profile.model, work.profile.kind))
+    def _loaded(self) -> dict[str, Profile]:
+        """Return the profiles of the models that are loaded, by model: a deployment has those of others too."""
+        deployment = self._deployment()
+        loaded = {model.name for model in deployment.problem.models} & deployment.offered.keys()
+        return {name: profile for (name, _), profile in self._profiles(deployment).items() if name in loaded}
 
     def _wanted(self) -> dict[str, Profile]:
         """Return the profiles that lack points, by model."""
-        deployment = self._deployment()
-        return {
-            name: profile
-            for (name, _), profile in self._profiles(deployment).items()
-            if name in deployment.offered and self._is_lacking(deployment.offered[name], profile)
-        }
+        offered = self._deployment().offered
+        return {name: profile for name, profile in self._loaded().items() if self._is_lacking(offered[name], profile)}
 
     def _is_lacking(self, servable: ServableModel, profile: Profile) -> bool:
         seen = self._lacks.get(profile.model)
@@ -172,7 +170,7 @@ class ProfileRefiner:
                 logger.info("the profile of %s was refined: %s, %d before", name, points, len(work.profile.points))
         if work.failure:
             logger.warning("the profile of %s stays as it is: %s", name, work.failure)
-        if (profile := self._current(work)) is not None:
+        if (profile := self._loaded().get(name)) is not None:
             self._lacks[name] = profile, False  # what it lacks now cannot be measured, or is of no use to any plan
 
     def _how_far(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 import looptime
-import msgspec
 import pytest
 
 from cotenant.app import profile_refiner
@@ -17,7 +16,7 @@ from cotenant.app.refinement import PERIOD
 from cotenant.control.refinement_gate import MachineUse, RefinementGate
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
-from cotenant.live.deployment import Deployment, ServableModel, with_profile
+from cotenant.live.deployment import Deployment, ServableModel, with_profile, without_model
 from cotenant.profiling.grid import Grid
 from tests.live.deployment import repository, sample_deployment
 
@@ -155,8 +154,8 @@ def test_points_of_a_busy_machine_are_measured_again(tmp_path: Path) -> None:
     given = World(tmp_path, {"identity": spoilt})
     given.run(9.0)
     assert given.measured[0] == ("identity", 1000, 1)
-    first = next(each for each in given.deployment.problem.profiles["identity", "cpu"].points if each.batch == 1)
-    assert first.features == {"new": 1.0} or first.share == 500
+    points = given.deployment.problem.profiles["identity", "cpu"].points
+    assert {(each.share, each.batch): each.features for each in points}[1000, 1] == {"new": 1.0}
 
 
 @pytest.mark.parametrize("how", ["reason", "typed", "unexpected"])
@@ -212,17 +211,22 @@ def test_model_that_is_unloaded_between_two_looks_is_measured_no_more(tmp_path: 
     given = world(tmp_path, "identity", "lookup")
 
     def use(now: float) -> MachineUse:
-        problem = given.deployment.problem
-        if now > 4.0 and ("identity", "cpu") in problem.profiles:
-            left = {key: profile for key, profile in problem.profiles.items() if key[0] != "identity"}
-            problem = msgspec.structs.replace(problem, profiles=left)
-            given.deployment = msgspec.structs.replace(given.deployment, problem=problem)
+        if now > 4.0:
+            given.deployment = without_model(given.deployment, "identity")
         return QUIET
 
     given.use_at = use
     given.run(12.0)
     assert given.asked == [("identity", 4), ("lookup", 4)] and given.ended == 2
     assert given.refined == ["lookup"] and given.told[-1] == ""
+
+
+def test_model_that_is_not_loaded_is_not_measured(tmp_path: Path) -> None:
+    given = world(tmp_path, "identity", "lookup")
+    given.deployment = without_model(given.deployment, "identity")
+    given.run(12.0)
+    assert given.asked == [("lookup", 4)] and given.told[0].startswith("1 profile to refine")
+    assert given.told[-1] == ""
 
 
 def test_failure_that_ends_beside_load_is_forgotten(tmp_path: Path) -> None:
