@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import MIB, Point, Profile, csv_rows, parse_number, parse_share
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError, ModelError, WorkerError
+from cotenant.live.rows import split_rows
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
@@ -153,24 +154,28 @@ class _Bench:
         self._lane: LaneId | None = None
         self._name = ""
         self._reported = 0  # bytes of device memory, where the model reports it
-        self._inputs: dict[tuple[str, int], itertools.cycle[list[Tensors]]] = {}  # by model and rows
+        self._rows = 0
+        self._inputs: Iterator[Sequence[Tensors]] = iter(
+            ()
+        )  # batches of that many rows; smaller ones are parts of them
 
     async def open(self, name: str, share: int, rows: int) -> None:
         """Start a worker for one model in the place of the one before. Raises WorkerError."""
         if self._lane is not None:
             await self._pool.stop(self._lane, grace=1.0)
-        self._name, self._reported = name, 0
+        self._name, self._rows, self._reported = name, rows, 0
+        self._inputs = iter(())  # frees those of the model before
         candidate = self._candidates[name]
-        for count in range(1, rows + 1):  # before anything is timed
-            if (name, count) not in self._inputs:
-                self._inputs[name, count] = itertools.cycle(candidate.requests(count, self._grid, self._arena))
+        self._inputs = itertools.cycle(candidate.requests(rows, self._grid, self._arena))
         self._lane = LaneId(self._device, next(self._slots))
         await self._pool.start(self._lane, share, [msgspec.structs.replace(candidate.model, max_batch=rows)])
 
     async def run(self, samples: int) -> None:
         """Run one batch. Raises ModelError and WorkerError."""
         assert self._lane is not None
-        inputs = next(self._inputs[self._name, samples])
+        inputs = next(self._inputs)
+        if samples < self._rows:
+            inputs = _first_rows(inputs, samples)
         _, timing = await run_batch(self._pool, self._listener, self._lane, next(self._numbers), self._name, inputs)
         self._reported = max(self._reported, timing.memory)
 
@@ -179,7 +184,15 @@ class _Bench:
 
     async def close(self) -> None:
         await self._pool.close(grace=1.0)
+        self._inputs = iter(())
         self._arena.close()
+
+
+def _first_rows(requests: Sequence[Tensors], rows: int) -> Sequence[Tensors]:
+    """Return the first rows of a batch, without a copy: of as many requests, or of the one that has all rows."""
+    if len(requests) > 1:
+        return requests[:rows]
+    return [tuple([split_rows(tensor, [rows])[0] for tensor in requests[0]])]
 
 
 def colocated_pairs(runs: Iterable[Run], kind: Kind) -> list[tuple[Load, ...]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,17 +28,18 @@ from cotenant.profiling.characterisation import (
     run_scenarios,
     write_runs,
 )
-from cotenant.profiling.grid import Candidate
+from cotenant.profiling.grid import Candidate, Grid, Tensors, run_batch
 from cotenant.profiling.scenarios import MULTI_STREAM, OFFLINE, SCENARIOS, SERVER, SINGLE_STREAM, ScenarioResult
-from cotenant.worker.wire import WorkerModel
+from cotenant.worker.arena import Arena
+from cotenant.worker.wire import Timing, WorkerModel
 from tests.live.workers import floats, sleeper
 
 KIND = Kind(name="fake", cuts=(250, 500, 1000))
 SLEEPS = 0.002  # seconds
 
 
-def candidate(model: WorkerModel) -> Candidate:
-    return Candidate(model, lambda rows: floats(*range(2 * rows)))
+def inputs_of(rows: int) -> Tensors:
+    return floats(*range(2 * rows))
 
 
 def run(model: str, share: int = 1000, scenario: str = OFFLINE, batch: int = 8, batch_ms: float = 4.0) -> Run:
@@ -59,12 +61,15 @@ def sample(victim: str, other: str, alone: float, together: float) -> Sample:
 
 
 def characterised(
-    models: Sequence[WorkerModel], done: Sequence[RunKey] = (), scenarios: Sequence[str] = (SINGLE_STREAM, OFFLINE)
+    models: Sequence[WorkerModel],
+    done: Sequence[RunKey] = (),
+    scenarios: Sequence[str] = (SINGLE_STREAM, OFFLINE),
+    inputs: Callable[[int], Tensors] = inputs_of,
 ) -> list[Run | tuple[str, int, str]]:
     async def scene() -> list[Run | tuple[str, int, str]]:
         found = run_scenarios(
             Fake((KIND,)),
-            {model.name: candidate(model) for model in models},
+            {model.name: Candidate(model, inputs) for model in models},
             KIND,
             shares=(500, 1000),
             scenarios=scenarios,
@@ -91,6 +96,45 @@ def test_models_run_every_scenario_on_every_share_largest_share_first() -> None:
     assert {each.model: each.result.batch for each in runs if each.result.scenario == OFFLINE} == {"a": 4, "b": 2}
     assert all(each.result.batch_seconds >= SLEEPS for each in runs)
     assert all(each.result.samples_per_s <= 4 / SLEEPS for each in runs)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_inputs_are_made_once_for_the_largest_batch_and_freed_with_their_model(
+    monkeypatch: pytest.MonkeyPatch, separate: bool
+) -> None:
+    """Of batches of every size, those of one model of images filled the memory of a machine."""
+    arenas: list[Arena] = []
+    made: list[int] = []  # rows
+    taken: list[int] = []  # bytes of the arena before each
+    sizes: set[int] = set()  # rows of the batches that ran
+
+    def arena(size: int) -> Arena:
+        arenas.append(Arena(size))
+        return arenas[-1]
+
+    def inputs(rows: int) -> Tensors:
+        taken.append(arenas[0].size - arenas[0].free)
+        made.append(rows)
+        return inputs_of(rows)
+
+    async def seen(*args: Any) -> tuple[float, Timing]:
+        rows = [len(tensor.array()) for (tensor,) in args[-1]]
+        assert rows == ([1] * len(rows) if separate else [sum(rows)])
+        sizes.add(sum(rows))
+        return await run_batch(*args)
+
+    grid = Grid(inputs=2, separate_rows=separate)
+    monkeypatch.setattr("cotenant.profiling.characterisation.grid_of", lambda kind: grid)
+    monkeypatch.setattr("cotenant.profiling.characterisation.Arena", arena)
+    monkeypatch.setattr("cotenant.profiling.characterisation.run_batch", seen)
+    monkeypatch.setattr("cotenant.profiling.grid.LARGE", 1)
+    models = [sleeper(SLEEPS, max_batch=8, name=name) for name in "ab"]
+    assert all(isinstance(each, Run) for each in characterised(models, inputs=inputs))
+    openings = 4  # of two models on two shares
+    assert made == ([1] * 8 if separate else [4] * 2) * openings
+    assert taken[:: len(made) // openings] == [0] * openings
+    assert sizes == {1, 4}
+    assert arenas[0].free == arenas[0].size
 
 
 def test_runs_that_are_done_are_left_out() -> None:
