@@ -45,7 +45,9 @@ FIELDS: Mapping[str, FieldUse] = {
     "platform": _honoured("selects the runner"),
     "backend": _honoured("selects the runner"),
     "runtime": _honoured("names the file that runs the model, such as `model.py`"),
-    "version_policy": _honoured("selects the version to serve, the latest that it allows"),
+    "version_policy": _honoured(
+        "selects the version to serve, the latest that it allows; others that it allows are named in the log"
+    ),
     "max_batch_size": _honoured("largest request in rows; the plan's batches are at most as large"),
     "input": _honoured("names, types and dims are held against the model's file"),
     "input.format": _ignored("it says how dims are to be read, and changes no data"),
