@@ -64,6 +64,8 @@ async def _measured(
                 try:
                     async with aclosing(found):
                         async for together in found:
+                            if isinstance(together, str):
+                                raise ModelError(together)
                             samples.extend(together)
                             if len(samples) % EVERY < len(together):
                                 session.write(path.name, write_samples(samples))

@@ -135,6 +135,11 @@ class Measured:
         if path.exists() and not force:
             self.runs = read_runs(read_bytes(path).decode("utf-8", "replace").splitlines(), str(path))
 
+    def leave_out(self, what: str) -> None:
+        """Say what could not be measured, and why."""
+        self.failed.append(what)
+        print_labelled("left out:", what)
+
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Say what to run. shares: percent; None for the default. pairs: None for all."""
@@ -190,8 +195,7 @@ async def _run_alone(
                 steps(f"alone on {kind.name}", finished, len(asked))
             else:
                 name, share, reason = found
-                measured.failed.append(f"{name} on {share / 10:g} % of {kind.name}: {reason}")
-                print_labelled("left out:", measured.failed[-1])
+                measured.leave_out(f"{name} on {share / 10:g} % of {kind.name}: {reason}")
 
 
 async def _run_together(
@@ -223,6 +227,9 @@ async def _run_together(
     )
     async with contextlib.aclosing(running):
         async for both in running:
+            if isinstance(both, str):
+                measured.leave_out(f"on {kind.name}: {both}")
+                continue
             measured.samples.extend(both)
             write_file(measured.folder / PAIRS, write_samples(measured.samples), quiet=True)
             finished += 1

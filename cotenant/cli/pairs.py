@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from cotenant.backends import Backend
 from cotenant.cli.loading import write_file
 from cotenant.cli.output import StepProgress, aside, progress_bars
 from cotenant.config import read_samples_file
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, ModelError
 from cotenant.live.deployment import ServableModel
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.profiling.grid import Candidate, grid_of
@@ -21,7 +22,8 @@ from cotenant.worker.repository import sample_inputs, worker_model
 
 
 def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | None) -> None:
-    """Measure pairs of the deployment's models, appending to a CSV file. Pairs that it has are not measured again."""
+    """Measure pairs of the deployment's models, appending to a CSV file. Pairs that it has are not measured again.
+    Raises ModelError where one cannot be measured; those before it are kept."""
     if backend.name == "fake":
         raise ConfigError(
             "the backend fake runs no models, so there is nothing to measure; use the backend cpu, or one for GPUs"
@@ -42,11 +44,14 @@ def record_pairs(deployment: Any, backend: Backend, path: Path, count: int | Non
         finished, left = len(done), max(0, wanted - len(done))
         grid = grid_of(kinds[0])
         found = measure_pairs(backend, candidates, runs, deployment.problem.profiles, done=done, count=left, grid=grid)
-        async for together in found:
-            samples.extend(together)
-            write_file(path, write_samples(samples), quiet=True)
-            finished += 1
-            told("co-located", finished, wanted)
+        async with aclosing(found):
+            async for together in found:
+                if isinstance(together, str):
+                    raise ModelError(together)
+                samples.extend(together)
+                write_file(path, write_samples(samples), quiet=True)
+                finished += 1
+                told("co-located", finished, wanted)
 
     with progress_bars("running") as progress:
         asyncio.run(run_all(StepProgress(progress)))

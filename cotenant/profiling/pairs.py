@@ -11,6 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 
 import msgspec
 import numpy as np
@@ -147,13 +148,14 @@ async def measure_pairs(
     grid: Grid,
     seconds: float = SECONDS,
     at_once: int = RUNS_AT_ONCE,
-) -> AsyncGenerator[list[Sample], None]:
+) -> AsyncGenerator[list[Sample] | str, None]:
     """Measure `count` of the runs, most informative first, on the first device of their kind, which must be idle
     otherwise.
 
     done: indices of runs that were measured before. grid: how inputs are sent, as for profiles. at_once: how many runs
     are grouped by cut at a time; more of them means fewer worker starts. Yields for each run one sample per victim:
-    medians, in seconds, from handing a batch to a worker to receiving its result. Raises ModelError if a model fails.
+    medians, in seconds, from handing a batch to a worker to receiving its result; or why a run could not be measured,
+    with the names of its models.
     """
     order = itertools.islice(select_experiments(runs, profiles, RUNS_PER_TURN, done), count)
     bench = _Bench(backend, candidates, grid)
@@ -161,14 +163,47 @@ async def measure_pairs(
         while chunk := list(itertools.islice(order, at_once)):
             by_cut = sorted((runs[index] for index in chunk), key=_cut)
             for _, group in itertools.groupby(by_cut, key=_cut):
-                same_cut = list(group)
-                await bench.cut(same_cut)
-                for run in same_cut:
-                    yield await bench.measure(run, seconds)
-    except WorkerError as error:
-        raise ModelError(f"co-located models cannot be measured: {error}") from None
+                async with aclosing(_measure_group(bench, list(group), seconds)) as found:
+                    async for each in found:
+                        yield each
     finally:
         await bench.close()
+
+
+async def _measure_group(
+    bench: _Bench, runs: Sequence[Run], seconds: float
+) -> AsyncGenerator[list[Sample] | str, None]:
+    """Measure runs of the same cut in one set of workers. After a run that fails, others take their place; where they
+    do not start with all models, each run gets its own."""
+    groups = [list(runs)]
+    while groups:
+        group = groups.pop()
+        try:
+            await bench.cut(group)
+        except WorkerError as error:
+            if len(group) == 1:
+                yield _failed(group[0], error)
+            else:
+                groups += [[run] for run in reversed(group)]
+            continue
+        for place, run in enumerate(group):
+            try:
+                samples = await bench.measure(run, seconds)
+            except (ModelError, WorkerError) as error:
+                if group[place + 1 :]:
+                    groups.append(group[place + 1 :])
+                yield _failed(run, error)
+                break
+            yield samples
+
+
+def _failed(run: Run, error: Exception) -> str:
+    return f"{_described(run)} cannot be measured: {error}"
+
+
+def _described(run: Run) -> str:
+    first, *others = (repr(load.model) for load in run)
+    return f"{first} co-located with {show_names(others)}"
 
 
 def _cut(run: Run) -> tuple[str, ...]:
@@ -218,16 +253,21 @@ class _Bench:
         stays = any(self._pool.shares_process(lane) for lane in before)
         if not stays:
             await self._stop(before)
-        for place in reversed(range(len(runs[0]))):  # larger share first, as backends require
-            largest: dict[str, int] = {}
-            for load in (run[place] for run in runs):
-                largest[load.model] = max(load.batch, largest.get(load.model, 0))
-            models = [
-                msgspec.structs.replace(self._candidates[name].model, max_batch=rows) for name, rows in largest.items()
-            ]
-            await self._pool.start(self._lanes[place], runs[0][place].share, models, leaving=before if stays else ())
-        if stays:
-            await self._stop(before)
+        try:
+            for place in reversed(range(len(runs[0]))):  # larger share first, as backends require
+                largest: dict[str, int] = {}
+                for load in (run[place] for run in runs):
+                    largest[load.model] = max(load.batch, largest.get(load.model, 0))
+                models = [
+                    msgspec.structs.replace(self._candidates[name].model, max_batch=rows)
+                    for name, rows in largest.items()
+                ]
+                await self._pool.start(
+                    self._lanes[place], runs[0][place].share, models, leaving=before if stays else ()
+                )
+        finally:
+            if stays:
+                await self._stop(before)
 
     async def close(self) -> None:
         await self._pool.close(grace=1.0)
@@ -237,16 +277,12 @@ class _Bench:
         await asyncio.gather(*(self._pool.stop(lane, grace=1.0) for lane in lanes))
 
     async def measure(self, run: Run, seconds: float) -> list[Sample]:
-        """Measure a run, and each load alone just before: on a shared machine its latency of minutes ago is stale."""
-        first, *others = (repr(load.model) for load in run)
-        description = f"{first} co-located with {show_names(others)}"
+        """Measure a run, and each load alone just before: on a shared machine its latency of minutes ago is stale.
+        Raises ModelError and WorkerError, after which the workers are not measured any more."""
         for _ in range(ATTEMPTS):
-            try:
-                lanes = dict(zip(self._lanes, run, strict=True))
-                alone = [(await self._busy({lane: load}, seconds / 2))[0] for lane, load in lanes.items()]
-                together = await self._busy(lanes, seconds)
-            except (ModelError, WorkerError) as error:
-                raise ModelError(f"{description} cannot be measured: {error}") from None
+            lanes = dict(zip(self._lanes, run, strict=True))
+            alone = [(await self._busy({lane: load}, seconds / 2))[0] for lane, load in lanes.items()]
+            together = await self._busy(lanes, seconds)
             if all(after >= MIN_TIME_RATIO * before for before, after in zip(alone, together, strict=True)):
                 return [
                     Sample(victim, colocated, before, after)
@@ -254,8 +290,8 @@ class _Bench:
                 ]
             # Otherwise one was disturbed while it ran alone.
         raise ModelError(
-            f"{description} measured faster than alone {ATTEMPTS} times; the machine is busy: try again when it is"
-            " quiet, which continues from here"
+            f"it was faster than alone {ATTEMPTS} times; the machine is busy: try again when it is quiet, which"
+            " continues from here"
         )
 
     async def _busy(self, loads: Mapping[LaneId, Load], seconds: float) -> list[float]:
@@ -276,7 +312,12 @@ class _Bench:
                 if not enough():  # otherwise the others stopped before this batch ended
                     latencies[lane].append(took)
 
-        await asyncio.gather(*(keep(lane, load) for lane, load in loads.items()))
+        keeping = [asyncio.create_task(keep(lane, load)) for lane, load in loads.items()]
+        try:
+            await asyncio.gather(*keeping)
+        finally:
+            for task in keeping:  # those beside one that failed would wait for it for ever
+                task.cancel()
         return [statistics.median(each[1:]) for each in latencies.values()]
 
     async def _batch(self, lane: LaneId, model: str, requests: Sequence[Tensors]) -> tuple[float, float]:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import read_profiles_file
+from cotenant.errors import ModelError
+from cotenant.predictors.samples import Sample
+from cotenant.profiling import pairs
 from tests.cli.program import Program
 
 SHORT = ("--duration", "0.02s")
@@ -94,8 +97,8 @@ def test_models_that_have_left_are_no_more_colocated_and_keep_their_runs(program
     (folder / "mine.toml").write_text(SETTINGS.replace(', { name = "second", slo = "2s" }', ""))
     said = program(*offline)
     assert said.code == 0, said.err
-    pairs = csv.DictReader((folder / "out" / "pairs.csv").read_text().splitlines())
-    assert {(row["victim"], row["colocated"]) for row in pairs} == {("first", "first")}
+    colocated = csv.DictReader((folder / "out" / "pairs.csv").read_text().splitlines())
+    assert {(row["victim"], row["colocated"]) for row in colocated} == {("first", "first")}
     assert len((folder / "out" / "runs.csv").read_text().splitlines()) == 3
 
 
@@ -105,6 +108,28 @@ def test_pairs_are_left_out_where_the_scenarios_lack_offline(program: Program, f
     said = program(*common, "--scenario", "single-stream")
     assert said.code == 0, said.err
     assert not (folder / "out" / "pairs.csv").exists()
+
+
+def test_pair_that_fails_is_left_out_and_the_summary_is_written(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = pairs._Bench.measure
+
+    async def failing(bench: pairs._Bench, run: pairs.Run, seconds: float) -> list[Sample]:
+        if len({load.model for load in run}) == 2:
+            raise ModelError("no memory")
+        return await measure(bench, run, seconds)
+
+    monkeypatch.setattr(pairs._Bench, "measure", failing)
+    said = program("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50")
+    assert said.code == 0, said.err
+    assert "left out: on cpu: 'first' co-located with 'second' cannot be measured: no memory" in said.err
+    assert {path.name for path in (folder / "out").iterdir()} >= {"configurations.csv", "interference-cpu.csv"}
+    found = csv.DictReader((folder / "out" / "pairs.csv").read_text().splitlines())
+    assert (
+        sorted((row["victim"], row["colocated"]) for row in found)
+        == [("first", "first")] * 2 + [("second", "second")] * 2
+    )
 
 
 def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
