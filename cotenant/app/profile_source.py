@@ -64,6 +64,13 @@ def describe_busy(profiles: Iterable[Profile]) -> str:
     )
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """Say where in the cache the profile of a model is that was given last. entry: the model that it is of."""
+
+    entry: Entry
+    key: str
+
+
 class ProfileSource:
     """Give profiles of models on the kinds of a backend's devices.
 
@@ -80,6 +87,7 @@ class ProfileSource:
         self._force = force
         self.full = full
         self._measured: dict[str, Profile] = {}  # by cache key
+        self._found: dict[tuple[str, str], _Found] = {}  # by model and kind
         self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
 
     async def profiles(self, entry: Entry, info: ModelInfo, given: Profiles) -> list[Profile]:
@@ -107,25 +115,25 @@ class ProfileSource:
         profiles = dict(known.known)
         for missing in known.missing:
             profile = await self._measure(entry, info, missing, number, count)
-            profiles[missing.kind.name] = self._store(missing.key, profile)
+            profiles[missing.kind.name] = await self._store(missing.key, profile)
+            self._found[entry.name, missing.kind.name] = _Found(entry, missing.key)
         return [profiles[kind.name] for kind in self._kinds]
 
     async def keep(self, entry: Entry, profile: Profile) -> Profile:
-        """Keep a first profile that has more points now, and return it as the next start will find it. Raises
-        ModelError where the model's file is not the one any more that was profiled, ConfigError where the cache cannot
-        be written."""
+        """Keep a profile that has more points now in place of the one that was given, and return it as the next start
+        will find it. Raises ModelError where the model's file cannot be read, or is not the one any more that was
+        profiled, ConfigError where the cache cannot be written."""
         kind = next(kind for kind in self._kinds if kind.name == profile.kind)
-        digest = await asyncio.to_thread(cache.file_digest, entry.path)
-        key = self._key(entry, kind, coarse_grid_of(kind), digest)
-        if key not in self._measured:
+        digest = await _digest(entry)
+        found = self._found.get((entry.name, kind.name))
+        keys = [self._key(entry, kind, grid, digest) for grid in (grid_of(kind), coarse_grid_of(kind))]
+        if found is None or found.entry != entry or found.key not in keys:
             raise ModelError(f"{entry.path} has changed since the model was loaded")
-        return self._store(key, profile)
+        return await self._store(found.key, profile)
 
-    def _store(self, key: str, profile: Profile) -> Profile:
-        """Cache a profile, and return it as it will be read: a plan that is kept for the next start is of no use with
-        one that differs in the last digit."""
-        cache.store_profile(key, profile)
-        self._measured[key] = profile = cache.load_profile(key) or profile
+    async def _store(self, key: str, profile: Profile) -> Profile:
+        """Cache a profile, and return it as it will be read."""
+        self._measured[key] = profile = await asyncio.to_thread(_stored, key, profile)
         return profile
 
     async def _look_up(self, entry: Entry, kind: Kind) -> tuple[Profile | None, Missing | None]:
@@ -133,12 +141,15 @@ class ProfileSource:
             raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
         grids = [grid_of(kind), coarse_grid_of(kind)]
         wanted = grids[0] if self.full else grids[1]
-        digest = await asyncio.to_thread(cache.file_digest, entry.path)
+        digest = await _digest(entry)
         for grid in grids[:1] if self.full else grids:
             key = self._key(entry, kind, grid, digest)
-            profile = self._measured.get(key) or (None if self._force else cache.load_profile(key))
+            profile = self._measured.get(key)
+            if profile is None and not self._force:
+                profile = await asyncio.to_thread(cache.load_profile, key)
             if profile is not None and not await self._outdated(profile):
                 self._measured[key] = profile
+                self._found[entry.name, kind.name] = _Found(entry, key)
                 # The same file may stand under another name.
                 return Profile(entry.name, kind.name, profile.points), None
         return None, Missing(kind, wanted, self._key(entry, kind, wanted, digest))
@@ -183,6 +194,21 @@ class ProfileSource:
             grid=missing.grid,
             measured=measured,
         )
+
+
+async def _digest(entry: Entry) -> str:
+    """Hash a model's file. Raises ModelError where it cannot be read."""
+    try:
+        return await asyncio.to_thread(cache.file_digest, entry.path)
+    except OSError as error:
+        raise ModelError(f"{entry.path}: cannot read the model: {error.strerror}") from None
+
+
+def _stored(key: str, profile: Profile) -> Profile:
+    """Cache a profile, and return it as it will be read: a plan that is kept for the next start is of no use with one
+    that differs in the last digit."""
+    cache.store_profile(key, profile)
+    return cache.load_profile(key) or profile
 
 
 def _runtime(entry: Entry) -> str:

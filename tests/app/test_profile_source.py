@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from cotenant.errors import DeviceError, ModelError
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid
 from cotenant.profiling.machine_load import FOREIGN, MachineLoad, is_busy
-from cotenant.worker.repository import describe, find_model
+from cotenant.worker.repository import Entry, describe, find_model
 from tests.app.test_deployment_builder import CUT, LARGE
 
 
@@ -130,6 +132,71 @@ def test_profile_source_full_profile_is_used_where_there_is_one(folder: Path, mo
     assert {point.batch for profile in profiles(full) for point in profile.points} == {1, 2}
     for later in (source(Cut()), serving):  # another start, and a reload
         assert {point.batch for profile in profiles(later) for point in profile.points} == {1, 2}
+
+
+GRID = Grid(shares=(500,), batches=(1, 2), seconds=0.01)
+KIND = msgspec.structs.replace(LARGE, name="cpu")
+
+
+class Kept:
+    """A source of profiles that have been given for one model, from the cache of a full or of a first profile."""
+
+    def __init__(self, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("cotenant.app.profile_source.grid_of", lambda kind: GRID)
+        coarse = msgspec.structs.replace(GRID, batches=(1,))
+        monkeypatch.setattr("cotenant.app.profile_source.coarse_grid_of", lambda kind: coarse)
+        shutil.copytree("models", "copies")  # those are changed
+        self.entry = find_model(Path("copies"), "identity")
+        self.given(full=full)
+        self.source, self.profile = self.given()
+        points = [Point(share=500, batch=batch, latency=0.25 * batch, memory=1) for batch in (1, 2)]
+        self.refined = Profile("identity", "cpu", points)
+
+    def given(self, full: bool = False) -> tuple[ProfileSource, Profile]:
+        """Begin anew."""
+        source = ProfileSource(Cpu(), (KIND,), ignore_progress, force=False, full=full)
+        (profile,) = asyncio.run(source.profiles(self.entry, describe(self.entry), {}))
+        return source, profile
+
+    def keep(self, entry: Entry | None = None) -> Profile:
+        return asyncio.run(self.source.keep(entry or self.entry, self.refined))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_profile_with_more_points_is_found_by_the_next_start_in_place_of_the_one_before(
+    full: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(full, monkeypatch)
+    assert len(kept.profile.points) == (2 if full else 1)
+    assert kept.keep().points == kept.given()[1].points == kept.refined.points
+    assert len(list(cache.cache_folder().glob("*.csv"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "has changed since the model was loaded"),
+        (Path.unlink, "cannot read the model: No such file or directory"),
+    ],
+)
+def test_profile_of_a_model_whose_file_is_not_the_one_any_more_is_not_kept(
+    change: Callable[[Path], object], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(False, monkeypatch)
+    change(kept.entry.path)
+    with pytest.raises(ModelError, match=rf"model\.onnx:? {told}$"):
+        kept.keep()
+
+
+def test_profile_of_a_version_that_is_being_replaced_is_not_kept_for_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next was looked up already, and the file is that of it."""
+    kept = Kept(False, monkeypatch)
+    before, kept.entry = kept.entry, msgspec.structs.replace(kept.entry, stamp="next")
+    asyncio.run(kept.source.look_up(kept.entry, {}))
+    with pytest.raises(ModelError, match="has changed since the model was loaded"):
+        kept.keep(before)
 
 
 @pytest.mark.usefixtures("quick")
