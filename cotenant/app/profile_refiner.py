@@ -105,10 +105,12 @@ class ProfileRefiner:
         if self._at_work is None:
             return
         work, self._at_work = self._works[self._at_work], None
-        if work.task is not None:
-            work.task.cancel()
-            await asyncio.gather(work.task, return_exceptions=True)
-        del work.points[work.confirmed :]
+        try:
+            if work.task is not None:
+                work.task.cancel()
+                await until_done(work.task)
+        finally:
+            del work.points[work.confirmed :]
 
     def _loaded(self) -> dict[str, Profile]:
         """Return the profiles of the models that are loaded, by model: a deployment has those of others too."""
@@ -184,6 +186,19 @@ class ProfileRefiner:
             return ""
         waits = self._gate.reason or "too little memory is available"
         return f"{show_count(len(wanted), 'profile')} to refine, waiting: {waits}"
+
+
+async def until_done(task: asyncio.Task[None]) -> None:
+    """Wait for a task that ends soon, also where the caller is cancelled meanwhile, once and again: it leaves nothing
+    behind. Its error, if any, is not raised."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _has_room(profile: Profile) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -12,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 import numpy as np
 
 from cotenant.app.deployment_builder import DeploymentBuilder
-from cotenant.app.profile_refiner import Measure, ProfileRefiner
+from cotenant.app.profile_refiner import Measure, ProfileRefiner, until_done
 from cotenant.backends import Backend
 from cotenant.backends.cpu import Cpu
 from cotenant.config import Settings
@@ -65,23 +64,26 @@ def refining(
 @asynccontextmanager
 async def _looking(refiner: ProfileRefiner) -> AsyncIterator[None]:
     async def watch() -> None:
-        try:
-            while True:
-                await asyncio.sleep(PERIOD)
-                try:
-                    await refiner.look()
-                except Exception:
-                    logger.exception("profiles were not looked at; they are again in %g s", PERIOD)
-        finally:
-            await refiner.stop()
+        told = ""
+        while True:
+            await asyncio.sleep(PERIOD)
+            try:
+                await refiner.look()
+                told = ""
+            except Exception as error:
+                if told != repr(error):  # it may fail again with every look
+                    logger.exception("profiles were not looked at; they are again every %g s", PERIOD)
+                told = repr(error)
 
     task = asyncio.create_task(watch())
     try:
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        try:
+            await until_done(task)
+        finally:
+            await refiner.stop()
 
 
 class _MachineUse:

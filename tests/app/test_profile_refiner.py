@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 import looptime
@@ -12,7 +12,7 @@ import pytest
 
 from cotenant.app import profile_refiner
 from cotenant.app.profile_refiner import ProfileRefiner
-from cotenant.app.refinement import PERIOD
+from cotenant.app.refinement import PERIOD, _looking
 from cotenant.control.refinement_gate import MachineUse, RefinementGate
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import ConfigError
@@ -49,6 +49,7 @@ class World:
         self.refined: list[str] = []
         self.error: Exception | None = None
         self.failure = ""
+        self.closing = 0.0  # seconds that the worker takes to end
         self.use_at: Callable[[float], MachineUse] = lambda now: self.use
         self.refiner = ProfileRefiner(
             RefinementGate(foreign=0.1, own=0.1, seconds=3.0),
@@ -86,6 +87,7 @@ class World:
                     self.measured.append((name, share, batch))
                     yield point(share, batch, new=1.0)
         finally:
+            await asyncio.sleep(self.closing)
             self.ended += 1
 
     async def _refined(self, servable: ServableModel, profile: Profile) -> None:
@@ -102,11 +104,15 @@ class World:
                 await self.refiner.look()
             await self.refiner.stop()
 
-        loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
-        try:
-            loop.run_until_complete(looking())
-        finally:
-            loop.close()
+        in_virtual_time(looking())
+
+
+def in_virtual_time(scene: Coroutine[object, object, None]) -> None:
+    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    try:
+        loop.run_until_complete(scene)
+    finally:
+        loop.close()
 
 
 def world(folder: Path, *models: str) -> World:
@@ -237,4 +243,50 @@ def test_failure_that_ends_beside_load_is_forgotten(tmp_path: Path) -> None:
     given.run(4.6)
     given.failure = ""
     given.run(12.0)
+    assert given.points("identity") == ALL
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1])
+@pytest.mark.parametrize("cancellations", [1, 2, 5])
+def test_server_that_ends_ends_the_worker_that_measures_however_often_it_is_interrupted(
+    cancellations: int, pause: float, tmp_path: Path
+) -> None:
+    given = world(tmp_path, "identity")
+    given.closing = 1.0
+
+    async def served() -> None:
+        async with _looking(given.refiner):
+            await asyncio.sleep(4.0)
+            assert given.asked and not given.ended
+
+    async def scene() -> None:
+        server = asyncio.create_task(served())
+        await asyncio.sleep(3.9)
+        for _ in range(cancellations):
+            server.cancel()
+            await asyncio.sleep(pause)
+        with pytest.raises(asyncio.CancelledError):
+            await server
+        assert given.ended == 1 and len(asyncio.all_tasks()) == 1
+
+    in_virtual_time(scene())
+
+
+def test_look_that_fails_again_and_again_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = world(tmp_path, "identity")
+    failures = {1.0: "one", 1.5: "one", 2.0: "one", 2.5: "other", 3.5: "other"}
+
+    def use(now: float) -> MachineUse:
+        if now in failures:
+            raise OSError(failures[now])
+        return QUIET
+
+    async def scene() -> None:
+        async with _looking(given.refiner):
+            await asyncio.sleep(12.2)
+
+    given.use_at = use
+    in_virtual_time(scene())
+    told = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert told == ["one", "other", "other"]  # between the last two, one went well
     assert given.points("identity") == ALL
