@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import types
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles
 from cotenant.profiling.machine_load import BUSY, available_cores
 from cotenant.worker.repository import sample_inputs, worker_model
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 PERIOD = 0.5  # seconds between two looks at what else runs
@@ -42,7 +46,7 @@ def refining(
     kinds = server.deployment.problem.fleet
     if not wanted or not isinstance(backend, Cpu) or [kind.name for kind in kinds] != ["cpu"]:
         return nullcontext()
-    grid = grid_of(kinds[0])
+    grid, spent = grid_of(kinds[0]), _Spent()
 
     async def refined(servable: ServableModel, profile: Profile) -> None:
         server.replace_profile(await builder.keep_profile(servable.entry, profile))
@@ -53,8 +57,8 @@ def refining(
             grid,
             deployment=lambda: server.deployment,
             profiles=builder.measured_profiles,
-            use=_MachineUse(server),
-            measure=_measuring(settings, backend, grid),
+            use=_MachineUse(server, spent),
+            measure=_measuring(settings, backend, grid, spent),
             refined=refined,
             tell=server.refining,
         )
@@ -86,11 +90,39 @@ async def _looking(refiner: ProfileRefiner) -> AsyncIterator[None]:
             await refiner.stop()
 
 
-class _MachineUse:
-    """Read what else runs."""
+class _Spent:
+    """Count the seconds that some work uses of the event loop's processor."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @types.coroutine
+    def count(self, work: Awaitable[T]) -> Generator[Any, Any, T]:
+        """Await some work, and count each of its steps; what others do between two of them is theirs."""
+        steps = work.__await__()
+        result: object = None
+        error: BaseException | None = None
+        while True:
+            begun = time.thread_time()
+            try:
+                awaited = steps.send(result) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return cast(T, end.value)
+            finally:
+                self.seconds += time.thread_time() - begun
+            result = error = None
+            try:
+                result = yield awaited
+            except BaseException as raised:  # noqa: BLE001  # that it is cancelled, too, is for the work to see
+                error = raised
+
+
+class _MachineUse:
+    """Read what else runs. spent: by the refinement itself, which is no load that it yields to."""
+
+    def __init__(self, server: Server, spent: _Spent) -> None:
         self._server = server
+        self._spent = spent
         self._foreign = ForeignLoad(available_cores())
         self._read_at = time.monotonic()
         self._foreign.read(self._read_at)  # the first tells nothing
@@ -105,13 +137,14 @@ class _MachineUse:
         return MachineUse(foreign, own, self._server.is_changing)
 
     def _seconds(self) -> tuple[float, float]:
-        """Return the seconds in batches so far, and those that the event loop has used of a processor: what is
-        answered from the response cache, or rejected, runs no batch."""
-        return self._server.busy_seconds(), time.thread_time()
+        """Return the seconds in batches so far, and those that the event loop has used of a processor for others: what
+        is answered from the response cache, or rejected, runs no batch."""
+        return self._server.busy_seconds(), time.thread_time() - self._spent.seconds
 
 
-def _measuring(settings: Settings, backend: Cpu, grid: Grid) -> Measure:
-    """Return what measures a model beside the workers that serve, which come first."""
+def _measuring(settings: Settings, backend: Cpu, grid: Grid, spent: _Spent) -> Measure:
+    """Return what measures a model beside the workers that serve, which come first, and counts what that uses of the
+    event loop's processor."""
     confinement = Confinement(memory=settings.worker_memory, environment=settings.worker_environment, background=True)
     apart = backend.beside()
 
@@ -128,7 +161,7 @@ def _measuring(settings: Settings, backend: Cpu, grid: Grid) -> Measure:
             grace=0.0,
         )
         async with aclosing(results):
-            async for _, point in results:
-                yield point
+            while (result := await spent.count(anext(results, None))) is not None:
+                yield result[1]
 
     return measure

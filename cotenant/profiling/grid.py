@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 
 import msgspec
+import numpy as np
 
 from cotenant.backends import Backend
 from cotenant.control.supervisor import HANGING
@@ -28,7 +29,7 @@ from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.machine_load import FOREIGN, available_cores
-from cotenant.worker.arena import Arena
+from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, Timing, WorkerModel
 
 Tensors = tuple[Tensor, ...]
@@ -120,7 +121,7 @@ class Candidate(msgspec.Struct, frozen=True):
     def requests(self, rows: int, grid: Grid, arena: Arena) -> list[list[Tensors]]:
         """Make `grid.inputs` batches of that many rows as lists of requests, in the arena, where a server has them
         too."""
-        return _placed(self.inputs(rows, grid), arena)
+        return _copied(_reserved(self.inputs(rows, grid), arena))
 
     def inputs(self, rows: int, grid: Grid) -> list[list[Tensors]]:
         """Make the same elsewhere than in the arena, which takes a while: not for an event loop that serves."""
@@ -128,20 +129,32 @@ class Candidate(msgspec.Struct, frozen=True):
         return [[self.sample(count) for count in counts] for _ in range(grid.inputs)]
 
 
-def _placed(batches: Sequence[Sequence[Tensors]], arena: Arena) -> list[list[Tensors]]:
-    return [[_in_arena(tensors, arena) for tensors in requests] for requests in batches]
+# A batch as lists of requests, whose tensors each have a block to go to.
+_Reserved = list[list[tuple[Tensor, Block | None]]]
 
 
-def _in_arena(tensors: Tensors, arena: Arena) -> Tensors:
-    """Move large tensors into the arena; small ones, and those without room, are sent with each batch."""
-    placed = []
-    for tensor in tensors:
-        block = arena.allocate(len(tensor.data)) if len(tensor.data) >= LARGE else None
-        if block is not None:
-            block.view[:] = tensor.data
-            tensor = msgspec.structs.replace(tensor, data=block.view, block=block)
-        placed.append(tensor)
-    return tuple(placed)
+def _reserved(batches: Sequence[Sequence[Tensors]], arena: Arena) -> list[_Reserved]:
+    """Allocate blocks for large tensors; small ones, and those without room, are sent with each batch."""
+    return [
+        [
+            [(tensor, arena.allocate(len(tensor.data)) if len(tensor.data) >= LARGE else None) for tensor in tensors]
+            for tensors in requests
+        ]
+        for requests in batches
+    ]
+
+
+def _copied(batches: Sequence[_Reserved]) -> list[list[Tensors]]:
+    """Copy tensors to their blocks, which takes a while: not for an event loop that serves."""
+    return [[tuple(_moved(*place) for place in places) for places in requests] for requests in batches]
+
+
+def _moved(tensor: Tensor, block: Block | None) -> Tensor:
+    if block is None:
+        return tensor
+    # By NumPy, which lets other threads run meanwhile.
+    np.copyto(np.frombuffer(block.view, np.uint8), np.frombuffer(tensor.data, np.uint8))
+    return msgspec.structs.replace(tensor, data=block.view, block=block)
 
 
 class Listener:
@@ -402,7 +415,9 @@ class _Bench:
         """Measure one batch size. Raises ModelError if the model fails."""
         grid, candidate = self._grid, self._candidates[name]
         longest = self._longest(name)
-        batches = itertools.cycle(_placed(await asyncio.to_thread(candidate.inputs, batch, grid), self._arena))
+        reserved = _reserved(await asyncio.to_thread(candidate.inputs, batch, grid), self._arena)
+        batches = itertools.cycle(await asyncio.to_thread(_copied, reserved))
+        del reserved  # with the tensors that were copied
         latencies: list[float] = []
         timings: list[Timing] = []
         begun = time.monotonic()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cotenant.app import refinement
-from cotenant.app.refinement import _measuring, refining
+from cotenant.app.refinement import _MachineUse, _measuring, _Spent, refining
 from cotenant.app.serving import serving
 from cotenant.backends.cpu import Cpu
 from cotenant.config import ModelSettings, Settings, read_settings
@@ -43,7 +43,8 @@ def test_worker_that_measures_gets_what_nobody_else_wants_and_ends_with_the_meas
     backgrounded: list[int], tmp_path: Path
 ) -> None:
     servable = sample_deployment(repository(tmp_path)).offered["identity"]
-    measure = _measuring(read_settings(), Cpu(), GRID)
+    spent = _Spent()
+    measure = _measuring(read_settings(), Cpu(), GRID, spent)
     known = [Point(share=1000, batch=1, latency=0.001, memory=1 << 20)]
 
     async def measured() -> list[Point | str]:
@@ -59,6 +60,68 @@ def test_worker_that_measures_gets_what_nobody_else_wants_and_ends_with_the_meas
 
     (point,) = asyncio.run(measured())
     assert isinstance(point, Point) and (point.share, point.batch) == (1000, 2)
+    assert spent.seconds > 0
+
+
+class FakeTime:
+    """Stand for `time`: the event loop uses its processor where it says so."""
+
+    def __init__(self) -> None:
+        self.now = self.used = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.used
+
+
+class Idle:
+    """A server that runs no batch."""
+
+    is_changing = False
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("end", ["result", "error", "cancelled"])
+def test_what_the_refinement_itself_uses_of_the_event_loop_is_no_load_that_it_yields_to(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, spent = FakeTime(), _Spent()
+    monkeypatch.setattr(refinement, "time", clock)
+
+    async def work() -> int:
+        clock.used += 0.4
+        try:
+            await asyncio.sleep(0)
+            if end == "error":
+                raise ZeroDivisionError
+            await asyncio.sleep(LIMIT if end == "cancelled" else 0)
+        finally:
+            clock.used += 0.3
+        return 7
+
+    async def counted() -> int:
+        return await spent.count(work())
+
+    async def scene() -> float:
+        use = _MachineUse(Idle(), spent)  # type: ignore[arg-type]
+        task = asyncio.create_task(counted())
+        await asyncio.sleep(0)
+        clock.used += 0.05  # for a caller
+        await asyncio.sleep(0)
+        if end == "cancelled":
+            task.cancel()
+        (result,) = await asyncio.gather(task, return_exceptions=True)
+        wanted = {"result": int, "error": ZeroDivisionError, "cancelled": asyncio.CancelledError}
+        assert isinstance(result, wanted[end])
+        clock.now += 1.0
+        return (await use()).own
+
+    assert asyncio.run(scene()) == pytest.approx(0.05)
+    assert spent.seconds == pytest.approx(0.7)
 
 
 @pytest.fixture
@@ -66,7 +129,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backgrounded: list
     """Of a server whose machine is quiet from the beginning, and whose grids are small."""
 
     class Quiet:
-        def __init__(self, server: object) -> None:
+        def __init__(self, server: object, spent: object) -> None:
             pass
 
         async def __call__(self) -> MachineUse:
@@ -106,11 +169,8 @@ def test_server_that_adapts_refines_its_profiles_and_the_next_one_begins_with_th
 def test_server_that_is_not_asked_to_refines_nothing(change: dict[str, object], settings: Settings) -> None:
     """Nor does one with quotas: its workers would need control groups beside those that serve."""
 
-    class Server:
+    class Server(Idle):
         deployment = sample_deployment(settings.model_repository)
-
-        def busy_seconds(self) -> float:
-            return 0.0
 
     asked = msgspec.structs.replace(settings, **change)
     assert isinstance(refining(asked, Cpu(), Server(), None), nullcontext)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,18 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
-from cotenant.profiling.grid import CPU_PAUSE, MIN_BATCHES, SHARES, Candidate, Grid, Listener, grid_of, profile_model
+from cotenant.profiling.grid import (
+    CPU_PAUSE,
+    MIN_BATCHES,
+    SHARES,
+    Candidate,
+    Grid,
+    Listener,
+    _copied,
+    _Reserved,
+    grid_of,
+    profile_model,
+)
 from cotenant.profiling.grid import measure_profiles as measure_set
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing, WorkerModel
@@ -259,6 +271,25 @@ def test_rows_of_samples_are_separate_and_inputs_alternate(tmp_path: Path) -> No
     ((whole,),) = candidate.requests(3, Grid(), arena)
     assert whole[0].shape == (3, 8192)
     arena.close()
+
+
+def test_inputs_are_made_and_copied_away_from_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may serve meanwhile."""
+    threads: list[int] = []
+
+    def copied(batches: list[_Reserved]) -> list[list[tuple[Tensor, ...]]]:
+        threads.append(threading.get_ident())
+        return _copied(batches)
+
+    def sample(rows: int) -> tuple[Tensor, ...]:
+        threads.append(threading.get_ident())
+        return (Tensor("x", "FP32", (rows, 8192), bytes(32768 * rows)),)
+
+    monkeypatch.setattr("cotenant.profiling.grid._copied", copied)
+    grid = Grid(shares=(1000,), batches=(1,), seconds=0.02)
+    model = graphs.identity(tmp_path / "model.onnx", 8192)
+    uvloop.run(profile_model(Cpu(), model, sample, kind="cpu", grid=grid))
+    assert len(threads) == 2 and threading.get_ident() not in threads
 
 
 def test_measure_profiles_mig_instance_replaces_the_previous_one(
