@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,9 +19,15 @@ from cotenant.cli.options import Json, ModelRepository, SettingsFile, duration_o
 from cotenant.cli.output import StepProgress, aside, console, print_labelled, progress_bars, show_json
 from cotenant.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cotenant.predictors.samples import Sample
+    from cotenant.profiling.characterisation import Run
+    from cotenant.profiling.conditions import Conditions
+
 BATCH = 8  # samples; as many as a query of multi-stream has
 SECONDS = 2.0
-RUNS, PAIRS, PROFILES = "runs.csv", "pairs.csv", "profiles.csv"
+RUNS, PAIRS, PROFILES, CONDITIONS = "runs.csv", "pairs.csv", "profiles.csv", "conditions.json"
+WAYS_OUT = "choose another folder with --output, or run everything again with --force"
 
 
 def characterise(
@@ -65,6 +71,7 @@ def characterise(
     from cotenant.app.backend import create_backend
     from cotenant.predictors.samples import write_samples
     from cotenant.profiling.characterisation import configurations, interference, profiles_of, write_runs
+    from cotenant.profiling.conditions import Conditions
     from cotenant.profiling.scenarios import OFFLINE, SCENARIOS
 
     scenarios = list(dict.fromkeys(scenario or SCENARIOS))
@@ -81,6 +88,8 @@ def characterise(
         generator = LoadGen()
     measured = Measured(output, force=force)
     wanted = Wanted(scenarios=scenarios, shares=share, batch=batch, seconds=duration, pairs=pairs, generator=generator)
+    conditions = Conditions(batch=batch, seconds=duration, loadgen=loadgen)
+    measured.go_on(conditions)  # before models are profiled
     server_settings = load_settings(settings, model_repository)
     if server_settings.backend == "fake":
         raise ConfigError("the backend fake runs no models, so there is nothing to characterise; use another")
@@ -88,9 +97,13 @@ def characterise(
     for name, reason in deployment.broken.items():
         print_labelled("left out:", f"{name}: {reason}")
     backend = create_backend(server_settings)
+    stated = {model.name for model in server_settings.models if model.slo is not None}
+    conditions = _conditions(conditions, measured.before, deployment, backend, stated)
+    measured.go_on(conditions)
     try:
         with progress_bars("running") as progress:
-            asyncio.run(_run_all(measured, deployment, backend, StepProgress(progress), wanted))
+            targets = {name: each.slo for name, each in conditions.models.items()}
+            asyncio.run(_run_all(measured, deployment, targets, backend, StepProgress(progress), wanted))
     finally:
         backend.stop()
     if not measured.runs:
@@ -121,19 +134,72 @@ def characterise(
 
 
 class Measured:
-    """Hold what a folder has, and what comes to it. Raises ConfigError for files of another kind."""
+    """Hold what a folder has, and what comes to it. force: run everything again; what the folder has is replaced with
+    the first run. Raises ConfigError for files of another kind."""
 
     def __init__(self, folder: Path, *, force: bool) -> None:
         from cotenant.cli.pairs import existing_samples
-        from cotenant.profiling.characterisation import Run, read_runs
+        from cotenant.profiling.characterisation import read_runs
+        from cotenant.profiling.conditions import read_conditions
 
         self.folder = folder
         self.runs: list[Run] = []
-        self.samples = [] if force else existing_samples(folder / PAIRS)
+        self.samples: list[Sample] = []
         self.failed: list[str] = []
+        self.before: Conditions | None = None  # of the runs that the folder has
+        self._now: Conditions | None = None
+        self._replaces = force
+        if force:
+            return
         path = folder / RUNS
-        if path.exists() and not force:
+        if path.exists():
             self.runs = read_runs(read_bytes(path).decode("utf-8", "replace").splitlines(), str(path))
+        self.samples = existing_samples(folder / PAIRS)
+        if self.runs or self.samples:
+            path = folder / CONDITIONS
+            if not path.exists():
+                raise ConfigError(
+                    f"{path}: is missing; it tells under which conditions the runs in {folder} were made; {WAYS_OUT}"
+                )
+            self.before = read_conditions(read_bytes(path), str(path))
+
+    def go_on(self, conditions: Conditions) -> None:
+        """Note under which conditions runs are made from here on. Raises ConfigError where those of the folder were
+        made under others."""
+        from cotenant.profiling.conditions import differences
+        from cotenant.profiling.scenarios import SERVER
+
+        served = {run.model for run in self.runs if run.result.scenario == SERVER}
+        others = [] if self.before is None else list(differences(self.before, conditions, served))
+        if others:
+            raise ConfigError(f"{self.folder}: its runs are of {'; of '.join(others)}; {WAYS_OUT}")
+        self._now = conditions.including(self.before)
+
+    def add_run(self, run: Run) -> None:
+        from cotenant.profiling.characterisation import write_runs
+
+        self._prepare()
+        self.runs.append(run)
+        write_file(self.folder / RUNS, write_runs(self.runs), quiet=True)
+
+    def add_samples(self, samples: Sequence[Sample]) -> None:
+        from cotenant.predictors.samples import write_samples
+
+        self._prepare()
+        self.samples.extend(samples)
+        write_file(self.folder / PAIRS, write_samples(self.samples), quiet=True)
+
+    def _prepare(self) -> None:
+        """Write the conditions before the first that is made under them; runs of others must not be found with them."""
+        from cotenant.profiling.conditions import write_conditions
+
+        if self._now is None:
+            return
+        if self._replaces:
+            for name in (RUNS, PAIRS):
+                (self.folder / name).unlink(missing_ok=True)
+        write_file(self.folder / CONDITIONS, write_conditions(self._now), quiet=True)
+        self._now = None
 
     def leave_out(self, what: str) -> None:
         """Say what could not be measured, and why."""
@@ -152,12 +218,46 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     generator: Any
 
 
-async def _run_all(measured: Measured, deployment: Any, backend: Any, steps: StepProgress, wanted: Wanted) -> None:
+def _conditions(
+    options: Conditions, before: Conditions | None, deployment: Any, backend: Any, stated: Collection[str]
+) -> Conditions:
+    """Return all conditions of runs. stated: models whose SLO the settings say; that of others is derived from their
+    profiles, which get finer with time, so that it stays what it was when they ran first."""
+    from cotenant.profiling import cache
+    from cotenant.profiling.conditions import ModelConditions
+
+    isolation = backend.with_ceilings().isolation()
+    devices = {
+        kind.name: f"{cache.machine_fingerprint() if kind.name == 'cpu' else kind.name}, {isolation}"
+        for kind in deployment.problem.fleet
+    }
+    models = {}
+    for name, offer in _single_models(deployment).items():
+        known = None if before is None or name in stated else before.models.get(name)
+        config = msgspec.json.encode(offer.entry.config.fields, order="deterministic").decode()
+        models[name] = ModelConditions(
+            slo=offer.model.slo if known is None else known.slo,
+            digest=cache.cache_key(cache.file_digest(offer.entry.path), config),
+        )
+    return msgspec.structs.replace(options, devices=devices, models=models)
+
+
+def _single_models(deployment: Any) -> dict[str, Any]:
+    """Return the models that are no ensembles, by name."""
+    return {name: each for name, each in deployment.offered.items() if each.ensemble is None}
+
+
+async def _run_all(
+    measured: Measured,
+    deployment: Any,
+    targets: Mapping[str, float],
+    backend: Any,
+    steps: StepProgress,
+    wanted: Wanted,
+) -> None:
     from cotenant.cli.pairs import candidate
 
-    offered = {name: each for name, each in deployment.offered.items() if each.ensemble is None}
-    candidates = {name: candidate(each) for name, each in offered.items()}
-    targets = {name: each.model.slo for name, each in offered.items()}
+    candidates = {name: candidate(each) for name, each in _single_models(deployment).items()}
     for kind in deployment.problem.fleet:
         await _run_alone(measured, candidates, targets, kind, backend, steps, wanted)
         await _run_together(measured, candidates, kind, backend, steps, wanted)
@@ -167,7 +267,7 @@ async def _run_alone(
     measured: Measured, candidates: Any, targets: Any, kind: Any, backend: Any, steps: StepProgress, wanted: Wanted
 ) -> None:
     """Run the scenarios that the folder does not have yet."""
-    from cotenant.profiling.characterisation import Run, default_shares, run_scenarios, write_runs
+    from cotenant.profiling.characterisation import Run, default_shares, run_scenarios
 
     shares = _legal_shares(wanted.shares, kind) if wanted.shares else default_shares(kind)
     done = {run.key for run in measured.runs}
@@ -189,8 +289,7 @@ async def _run_alone(
     async with contextlib.aclosing(alone):
         async for found in alone:
             if isinstance(found, Run):
-                measured.runs.append(found)
-                write_file(measured.folder / RUNS, write_runs(measured.runs), quiet=True)
+                measured.add_run(found)
                 finished += 1
                 steps(f"alone on {kind.name}", finished, len(asked))
             else:
@@ -202,7 +301,6 @@ async def _run_together(
     measured: Measured, candidates: Any, kind: Any, backend: Any, steps: StepProgress, wanted: Wanted
 ) -> None:
     """Co-locate the pairs that the folder does not have yet."""
-    from cotenant.predictors.samples import write_samples
     from cotenant.profiling.characterisation import colocated_pairs, profiles_of
     from cotenant.profiling.grid import grid_of
     from cotenant.profiling.pairs import measure_pairs, measured_pairs
@@ -230,8 +328,7 @@ async def _run_together(
             if isinstance(both, str):
                 measured.leave_out(f"on {kind.name}: {both}")
                 continue
-            measured.samples.extend(both)
-            write_file(measured.folder / PAIRS, write_samples(measured.samples), quiet=True)
+            measured.add_samples(both)
             finished += 1
             steps(f"co-located on {kind.name}", finished, count)
 

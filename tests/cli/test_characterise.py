@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,48 @@ def test_pair_that_fails_is_left_out_and_the_summary_is_written(
         sorted((row["victim"], row["colocated"]) for row in found)
         == [("first", "first")] * 2 + [("second", "second")] * 2
     )
+
+
+def change_model(folder: Path) -> None:
+    (folder / "mine" / "first" / "config.pbtxt").write_text("max_batch_size: 4")
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "said"),
+    [
+        (("--batch", "4"), None, "its runs are of --batch 8, not 4"),
+        (("--duration", "0.03s"), None, "its runs are of --duration 0.02s, not 0.03s"),
+        ((), change_model, "its runs are of another file or configuration of model 'first'"),
+        ((), lambda folder: (folder / "out" / "conditions.json").unlink(), "out/conditions.json: is missing"),
+        ((), lambda folder: (folder / "out" / "conditions.json").write_text("[]"), "these are no conditions of"),
+    ],
+)
+def test_runs_of_other_conditions_are_not_mixed(
+    program: Program, folder: Path, options: Sequence[str], change: Callable[[Path], object] | None, said: str
+) -> None:
+    offline = ("characterise", "mine.toml", "-o", "out", "--scenario", "offline", "--share", "50")
+    assert program(*offline, *SHORT).code == 0
+    before = (folder / "out" / "runs.csv").read_text()
+    if change is not None:
+        change(folder)
+    refused = program(*offline, *SHORT, *options)
+    assert refused.code == 1 and said in refused.err, refused.err
+    assert (folder / "out" / "runs.csv").read_text() == before
+    forced = program(*offline, *SHORT, *options, "--force", "--pairs", "0")
+    assert forced.code == 0, forced.err
+    assert not (folder / "out" / "pairs.csv").exists()
+    assert program(*offline, *SHORT, *options).code == 0
+
+
+def test_changed_slo_is_not_mixed_into_runs_of_the_server_scenario(program: Program, folder: Path) -> None:
+    common = ("characterise", "mine.toml", "-o", "out", *SHORT, "--share", "50")
+    assert program(*common, "--scenario", "offline", "--pairs", "0").code == 0
+    (folder / "mine.toml").write_text(SETTINGS.replace("2s", "4s"))
+    assert program(*common, "--scenario", "server").code == 0
+    (folder / "mine.toml").write_text(SETTINGS)
+    said = program(*common, "--scenario", "server")
+    assert said.code == 1
+    assert "its runs are of an SLO of 4 s for model 'first', not 2 s; of an SLO of 4 s for model 'second'" in said.err
 
 
 def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
