@@ -26,8 +26,7 @@ class ServingState:
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
     of the server is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model
     failed; gone: models that have left the repository. reload_error: why the last reload of the settings was rejected;
-    empty where it was not. refinement: how far the refinement of profiles is, in words;
-    empty where there is none.
+    empty where it was not. refinement: how far the refinement of profiles is, in words; empty where there is none.
     """
 
     def __init__(self, deployment: Deployment) -> None:

@@ -59,13 +59,11 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
     shares: ‰, descending. seconds: to spend on one point; at least two or three batches run. longest: seconds above
     which a batch is of no use to any plan. patience: at least so many times the latency of one row on the largest share
-    is of use. memory: bytes of the device; a model that fails on a share, and that took
-    more
-    than half of that share's memory on a larger one, is too large for it and gets no points there. inputs: how many
-    different batches of inputs take turns. separate_rows: each row is a request of its own, as callers send them; for
-    short batches, joining them is much of the latency. pause: seconds of rest before each batch; back to back, a small
-    model finds its weights in the cache and the core awake and is three to five times as fast as when other models run
-    in between.
+    is of use. memory: bytes of the device; a model that fails on a share, and that took more than half of that share's
+    memory on a larger one, is too large for it and gets no points there. inputs: how many different batches of inputs
+    take turns. separate_rows: each row is a request of its own, as callers send them; for short batches, joining them
+    is much of the latency. pause: seconds of rest before each batch; back to back, a small model finds its weights in
+    the cache and the core awake and is three to five times as fast as when other models run in between.
     """
 
     shares: tuple[int, ...] = SHARES
@@ -249,8 +247,8 @@ async def measure_profiles(
     """Measure the grid points of some models, each alone on one device, which must be idle otherwise.
 
     known: points that are not measured again. confinement: of the worker. grace: seconds that it may take to exit at
-    the end. Yields (model, point) as they come, one share at a time, or (model,
-    reason) if there will be no more points of a model. One worker serves all models of a share, so that it starts once.
+    the end. Yields (model, point) as they come, one share at a time, or (model, reason) if there will be no more points
+    of a model. One worker serves all models of a share, so that it starts once.
 
     A point's latency is the median, in seconds, from handing a batch to the worker to receiving its result. Features:
     `cv_pct` (coefficient of variation of the latency), `p10_ms`, `p90_ms`, `p99_ms`, `cpu_ms` (CPU time), `foreign_pct`
