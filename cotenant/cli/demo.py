@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -109,6 +109,7 @@ async def run(
                 _show_rates(chosen)
                 show_deployment(deployment, backend.isolation())
             examples = asyncio.create_task(asyncio.to_thread(_examples, deployment, seed))  # while the workers start
+            stack.push_async_callback(_end, examples)  # they may fail to
             return Prepared(deployment)
 
         raise_file_limit()
@@ -139,6 +140,12 @@ async def run(
             if keep:
                 aside.print(f"still serving at http://{addresses.http}; Ctrl-C stops", highlight=False)
                 await asyncio.Event().wait()
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """End a task that nobody waits for any more; its error is of no interest then."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _show_rates(chosen: DemoPlan) -> None:
