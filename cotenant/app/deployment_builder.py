@@ -105,7 +105,7 @@ class DeploymentBuilder:
         """Return those profiles of a deployment that were measured, not given by the settings."""
         return {key: profile for key, profile in deployment.problem.profiles.items() if key not in self._given}
 
-    async def keep_profile(self, entry: Entry, profile: Profile) -> Profile:
+    async def keep_profile(self, entry: Entry, profile: Profile) -> list[tuple[Entry, Profile]]:
         """Keep a profile that has more points now, as `ProfileSource.keep` does."""
         return await self._profiles.keep(entry, profile)
 

@@ -119,17 +119,23 @@ class ProfileSource:
             self._found[entry.name, missing.kind.name] = _Found(entry, missing.key)
         return [profiles[kind.name] for kind in self._kinds]
 
-    async def keep(self, entry: Entry, profile: Profile) -> Profile:
+    async def keep(self, entry: Entry, profile: Profile) -> list[tuple[Entry, Profile]]:
         """Keep a profile that has more points now in place of the one that was given, and return it as the next start
-        will find it. Raises ModelError where the model's file cannot be read, or is not the one any more that was
-        profiled, ConfigError where the cache cannot be written."""
+        will find it, for every model that has it: the same file may stand under several names. Raises ModelError where
+        the model's file cannot be read, or is not the one any more that was profiled, ConfigError where the cache
+        cannot be written."""
         kind = next(kind for kind in self._kinds if kind.name == profile.kind)
         digest = await _digest(entry)
         found = self._found.get((entry.name, kind.name))
         keys = [self._key(entry, kind, grid, digest) for grid in (grid_of(kind), coarse_grid_of(kind))]
         if found is None or found.entry != entry or found.key not in keys:
             raise ModelError(f"{entry.path} has changed since the model was loaded")
-        return await self._store(found.key, profile)
+        points = (await self._store(found.key, profile)).points
+        return [
+            (each.entry, Profile(name, kind.name, points))
+            for (name, of), each in self._found.items()
+            if of == kind.name and each.key == found.key
+        ]
 
     async def _store(self, key: str, profile: Profile) -> Profile:
         """Cache a profile, and return it as it will be read."""

@@ -49,7 +49,10 @@ def refining(
     grid, spent = grid_of(kinds[0]), _Spent()
 
     async def refined(servable: ServableModel, profile: Profile) -> None:
-        server.replace_profile(await builder.keep_profile(servable.entry, profile))
+        for entry, kept in await builder.keep_profile(servable.entry, profile):
+            served = server.deployment.offered.get(entry.name)
+            if served is not None and served.entry == entry:
+                server.replace_profile(kept)
 
     return _looking(
         ProfileRefiner(

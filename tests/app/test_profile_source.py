@@ -159,7 +159,9 @@ class Kept:
         return source, profile
 
     def keep(self, entry: Entry | None = None) -> Profile:
-        return asyncio.run(self.source.keep(entry or self.entry, self.refined))
+        (kept,) = asyncio.run(self.source.keep(entry or self.entry, self.refined))
+        assert kept[0] == self.entry
+        return kept[1]
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from contextlib import aclosing, nullcontext
 from pathlib import Path
@@ -163,6 +164,25 @@ def test_server_that_adapts_refines_its_profiles_and_the_next_one_begins_with_th
     refined = asyncio.run(served(until=2))
     assert [point.batch for point in refined] == [1, 2]
     assert asyncio.run(served(until=0)) == refined  # to the last digit: a plan that is kept would be of no use
+
+
+def test_models_of_the_same_file_are_refined_as_one(settings: Settings) -> None:
+    assert isinstance(settings.model_repository, Path)
+    shutil.copytree(settings.model_repository / "identity", settings.model_repository / "twin")
+    twins = tuple(ModelSettings(name=name, slo=LIMIT) for name in ("identity", "twin"))
+    asked = msgspec.structs.replace(settings, models=twins, load_models=("identity", "twin"))
+
+    async def served() -> list[tuple[Point, ...]]:
+        async with asyncio.timeout(LIMIT), serving(asked) as server:
+            found: list[tuple[Point, ...]] = [()]
+            while min(map(len, found)) < 2:
+                await asyncio.sleep(0.01)
+                profiles = server.deployment.problem.profiles
+                found = [profiles[model.name, "cpu"].points for model in twins]
+            return found
+
+    one, other = asyncio.run(served())
+    assert one == other  # to the last digit
 
 
 @pytest.mark.parametrize("change", [{"adapt": False}, {"refine_profiles": False}, {"enforcement": "quota"}])
