@@ -45,6 +45,14 @@ def test_streams_send_a_query_when_the_last_one_is_answered() -> None:
     assert single.latencies[0] >= FIXED + EACH and multi.latencies[0] >= FIXED + 8 * EACH
 
 
+@pytest.mark.parametrize("scenario", [SINGLE_STREAM, MULTI_STREAM])
+def test_streams_of_short_queries_last_as_long_as_they_are_asked_to(scenario: str) -> None:
+    async def short(samples: int) -> None:
+        await asyncio.sleep(0.0001)
+
+    assert result(scenario, short).seconds >= 0.09  # of 0.1, less the last query
+
+
 def test_offline_sends_all_samples_at_once() -> None:
     found = result(OFFLINE)
     assert found.queries == 1 and found.samples % 8 == 0 and found.batch == 8
