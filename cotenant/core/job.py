@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from enum import StrEnum
 
 import msgspec
@@ -88,6 +89,17 @@ Work = Training | BatchInference | Command
 def reaches_files(work: Work) -> bool:
     """Tell whether work runs code or names files of the submitter's choice, as the user that the server runs as."""
     return not isinstance(work, Training) or work.file is not None
+
+
+def describe_work(work: Work) -> str:
+    """Say in a few words what a job does, for tables and logs."""
+    match work:
+        case Training(source=source):
+            return f"trains {source}"
+        case BatchInference(model=model, input=path):
+            return f"{model} over {path}"
+        case Command(argv=argv):
+            return shlex.join(argv)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

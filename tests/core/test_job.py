@@ -18,6 +18,7 @@ from cotenant.core.job import (
     Progress,
     Training,
     Work,
+    describe_work,
     reaches_files,
 )
 from cotenant.errors import ConfigError
@@ -117,3 +118,15 @@ def test_work_reaches_files_unless_the_zoo_trains(work: Work, reaches: bool) -> 
 def test_training_of_a_file_tells_file_and_function_apart() -> None:
     assert Training(source="a:b/train.py:epochs").file == ("a:b/train.py", "epochs")
     assert Training(source="digits").file is None
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (Training(source="digits"), "trains digits"),
+        (BatchInference(model="minilm", input="rows.npz", output="vectors.npy"), "minilm over rows.npz"),
+        (Command(argv=("sh", "-c", "echo two words")), "sh -c 'echo two words'"),
+    ],
+)
+def test_work_is_described_in_a_few_words(work: Work, words: str) -> None:
+    assert describe_work(work) == words
