@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.core.units import WHOLE
 
 _TICK = os.sysconf("SC_CLK_TCK")
+_Result = TypeVar("_Result", bound=msgspec.Struct)
 
 SMALL = json.dumps(
     {"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32", "data": [n + 0.5 for n in range(16)]}]}
@@ -192,6 +194,20 @@ def fixed_loop_ms() -> float:
             total += n & 3
         times.append(time.process_time() - began)
     return 1e3 * min(times)
+
+
+def former_results(path: Path | None, kind: type[_Result]) -> list[_Result]:
+    """Return what earlier runs have written to a file of results, a line of JSON each; nothing where there is none."""
+    if path is None or not path.exists():
+        return []
+    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
+
+
+def keep_result(path: Path | None, result: msgspec.Struct) -> None:
+    """Append a result to such a file, if there is to be one."""
+    if path is not None:
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
 
 
 def show(name: str, text: str, **figures: float) -> None:

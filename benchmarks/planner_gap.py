@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.geometry import random_problem
-from benchmarks.harness import show
+from benchmarks.harness import former_results, keep_result, show
 from benchmarks.planner_problems import mixed_fleets, one_model_each, problem
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, portfolio
@@ -155,9 +155,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     options = parser.parse_args()
     os.nice(10)
-    scores: list[Score] = []
-    if options.results is not None and options.results.exists():
-        scores = [msgspec.json.decode(line, type=Score) for line in options.results.read_bytes().splitlines()]
+    scores = former_results(options.results, Score)
     done = {(score.set, score.number, score.seed) for score in scores}
     end = time.monotonic() + options.seconds
     for name, number, asked in _problems(options.small, options.mixed, options.seed, done):
@@ -165,9 +163,7 @@ def main() -> None:
             break
         score = scored(name, number, options.seed, asked, rival=name == "mixed")
         scores.append(score)
-        if options.results is not None:
-            with options.results.open("ab") as file:
-                file.write(msgspec.json.encode(score) + b"\n")
+        keep_result(options.results, score)
     for name in ("small", "mixed"):
         summarise([score for score in scores if score.seed == options.seed], name, as_json=options.json)
 

@@ -36,7 +36,7 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
-from benchmarks.harness import show
+from benchmarks.harness import former_results, keep_result, show
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles
 from cotenant.planners import Problem, geometry
@@ -298,9 +298,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     options = parser.parse_args()
     os.nice(10)
-    scores: list[Score] = []
-    if options.results is not None and options.results.exists():
-        scores = [msgspec.json.decode(line, type=Score) for line in options.results.read_bytes().splitlines()]
+    scores = former_results(options.results, Score)
     done = {(score.gpu, score.seed, score.family, score.setting) for score in scores}
     end = time.monotonic() + options.seconds
     seeds = [side + n for n in range(options.problems) for side in (0, FIRST_SCORED)]
@@ -311,9 +309,7 @@ def main() -> None:
                 continue
             asked = asked or random_problem(gpu, seed)
             scores.append(scored(asked, seed, family, setting, interference, most))
-            if options.results is not None:
-                with options.results.open("ab") as file:
-                    file.write(msgspec.json.encode(scores[-1]) + b"\n")
+            keep_result(options.results, scores[-1])
     for gpu in options.gpus:
         summarise(scores, gpu, as_json=options.json)
 
