@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -68,6 +69,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int
     labels: dict[str, tuple[str, ...]] = {}
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors' data."""
+    return sum([len(tensor.data) for tensor in tensors])
 
 
 def nbytes(datatype: str, shape: tuple[int, ...]) -> int:

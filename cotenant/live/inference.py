@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 
-from cotenant.core.tensor import Tensor
+from cotenant.core.tensor import Tensor, total_bytes
 from cotenant.errors import RequestError, UnavailableError
 from cotenant.live.deployment import ServableModel, serves
 from cotenant.live.driver import Driver, Tensors
@@ -89,7 +89,6 @@ class InferenceService:
         """Answer from the cache, or keep the answer there."""
         began = time.monotonic()
         number = cache.number(offered)
-        size = sum(len(tensor.data) for tensor in request.inputs)
 
         def work() -> Key:
             if request.shared is not None:
@@ -100,7 +99,7 @@ class InferenceService:
             return self._look_up(cache, key, request, offered, done, lost, began)
 
         return self._preparations.prepare(
-            request.model, work, size, submit, done, within=_within(request, offered) - lost
+            request.model, work, total_bytes(request.inputs), submit, done, within=_within(request, offered) - lost
         )
 
     def _look_up(
@@ -215,10 +214,11 @@ def _within(request: InferRequest, offered: ServableModel) -> float:
 
 def _keep(cache: ResponseCache, key: Key, outputs: Sequence[Tensor]) -> None:
     """Keep an answer, copied in a thread where that takes long."""
-    if not cache.accepts(key, outputs):
+    size = total_bytes(outputs)
+    if not cache.accepts(key, size):
         return
-    if sum(len(tensor.data) for tensor in outputs) <= MAX_AT_ONCE:
-        cache.put(key, copied(outputs))
+    if size <= MAX_AT_ONCE:
+        cache.put(key, copied(outputs), size)
     else:
         copying = asyncio.get_running_loop().run_in_executor(None, copied, outputs)
-        copying.add_done_callback(lambda done: cache.put(key, done.result()))
+        copying.add_done_callback(lambda done: cache.put(key, done.result(), size))

@@ -40,16 +40,16 @@ class ResponseCache:
         self._answers.move_to_end(key)
         return kept[0]
 
-    def accepts(self, key: Key, outputs: Sequence[Tensor]) -> bool:
-        """Return whether an answer would be kept."""
-        return _size(outputs) <= self._size // MAX_PART and key not in self._answers
+    def accepts(self, key: Key, size: int) -> bool:
+        """Return whether an answer would be kept, of so many bytes of tensors."""
+        return size + OVERHEAD <= self._size // MAX_PART and key not in self._answers
 
-    def put(self, key: Key, outputs: tuple[Tensor, ...]) -> None:
+    def put(self, key: Key, outputs: tuple[Tensor, ...], size: int) -> None:
         """Keep an answer, in place of those that were not asked for for longest. outputs: in memory of their own, see
-        `copied`."""
-        if not self.accepts(key, outputs):
+        `copied`; size: bytes of these."""
+        if not self.accepts(key, size):
             return
-        size = _size(outputs)
+        size += OVERHEAD
         self._answers[key] = outputs, size
         self.used += size
         while self.used > self._size:
@@ -88,8 +88,3 @@ def copied(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             for out in outputs
         ]
     )
-
-
-def _size(outputs: Sequence[Tensor]) -> int:
-    """Return the bytes that an answer takes."""
-    return sum(len(tensor.data) for tensor in outputs) + OVERHEAD

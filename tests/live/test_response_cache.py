@@ -184,14 +184,14 @@ def test_cache_holds_no_more_than_its_size_and_drops_what_was_not_asked_for() ->
     cache = ResponseCache(size)
     keys = [bytes([number]) for number in range(20)]
     for key in keys[:16]:
-        cache.put(key, (tensor(bytes(1000)),))
+        cache.put(key, (tensor(bytes(1000)),), 1000)
     assert cache.used == size and all(cache.get(key) for key in keys[:16])
     assert cache.get(keys[0]) is not None
-    cache.put(keys[16], (tensor(bytes(1000)),))
+    cache.put(keys[16], (tensor(bytes(1000)),), 1000)
     assert cache.used == size and cache.get(keys[0]) is not None and cache.get(keys[1]) is None
-    cache.put(keys[17], (tensor(bytes(size // MAX_PART)),))
+    cache.put(keys[17], (tensor(bytes(size // MAX_PART)),), size // MAX_PART)
     assert cache.get(keys[17]) is None, "it would cost too many others"
-    cache.put(keys[0], (tensor(b"another"),))
+    cache.put(keys[0], (tensor(b"another"),), 7)
     kept: Any = cache.get(keys[0])
     assert len(kept[0].data) == 1000 and cache.used == size
 

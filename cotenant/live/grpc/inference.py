@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.core.tensor import ModelInfo
+from cotenant.core.tensor import ModelInfo, total_bytes
 from cotenant.errors import CotenantError, RequestError
 from cotenant.live.access import Permission
 from cotenant.live.grpc.call import MAX_MESSAGE, Call, Method
@@ -80,7 +80,7 @@ class InferenceMethods:
         def done(result: InferResponse | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(result)
-            elif request.shared is not None and sum(len(tensor.data) for tensor in result.outputs) > MAX_AT_ONCE:
+            elif request.shared is not None and total_bytes(result.outputs) > MAX_AT_ONCE:
                 loop = call.connection.loop
                 writing = loop.run_in_executor(None, _write, request, result, info)
                 writing.add_done_callback(lambda written: _answer(answer, written.result))

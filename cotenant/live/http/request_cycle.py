@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cotenant.core.tensor import total_bytes
 from cotenant.core.units import show_seconds
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
@@ -149,7 +150,7 @@ class RequestCycle:
         if isinstance(result, RequestError):
             self.fail(result)
             return
-        if self.format.regions and sum(len(tensor.data) for tensor in result.outputs) > MAX_AT_ONCE:
+        if self.format.regions and total_bytes(result.outputs) > MAX_AT_ONCE:
             encoding = asyncio.get_running_loop().run_in_executor(
                 None, codec.encode, self.request, result, self.info, self.format
             )
