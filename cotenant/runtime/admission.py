@@ -23,14 +23,8 @@ def finish_time(own: Queue, rows: int, now: float) -> float:
     lane = own.lane
     batch = lane.batch
     rounds = -(-rows // own.batch)
-    if batch is None:
-        start = lane.back_at if lane.back_at > now else now
-        start += (
-            own.latencies[rows - 1] * own.correction if rounds == 1 else rounds * own.latencies[-1] * own.correction
-        )
-    else:
-        start = lane.free_at if lane.free_at > now else now
-        start += rounds * own.latencies[-1] * own.correction
+    latency = own.latencies[rows - 1] if rounds == 1 and batch is None else rounds * own.latencies[-1]
+    start = lane.next_start(now) + latency * own.correction
     turns = 0  # of the others between own batches, if there are several
     if rounds > 1:
         turns = rounds if batch is not None and batch.queue is own else rounds - 1

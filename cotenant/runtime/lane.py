@@ -279,6 +279,15 @@ class Lane:
         self.stalled = stalled
         self.available = up and not stalled
 
+    def takes_requests(self, now: float) -> bool:
+        """Return whether it is available, or is expected to be."""
+        return self.available or self.back_at >= now
+
+    def next_start(self, now: float) -> float:
+        """Return when it can begin a batch: once the running one should have ended, or its worker is back."""
+        start = self.back_at if self.batch is None else self.free_at
+        return start if start > now else now
+
     def earliest(self) -> float:
         """Return the earliest deadline of all requests waiting on the lane; infinity if there are none."""
         first = math.inf

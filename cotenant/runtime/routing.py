@@ -53,7 +53,7 @@ class ModelRoutes:
         best_finish = math.inf
         if not self.many or deadline < self._latest or priority < self._lowest:
             for queue in self.queues:
-                if (queue.lane.available or queue.lane.back_at >= now) and size <= queue.batch:
+                if size <= queue.batch and queue.lane.takes_requests(now):
                     at = finish_time(queue, queue.ahead(priority, deadline) + size, now)
                     if best is None or at < best_finish:
                         best, best_finish = queue, at
@@ -63,7 +63,7 @@ class ModelRoutes:
                 least = start + bound
                 if best is not None and (least > best_finish or (least == best_finish and number > best.number)):
                     break
-                if size <= queue.batch and (queue.lane.available or queue.lane.back_at >= now):
+                if size <= queue.batch and queue.lane.takes_requests(now):
                     at = finish_time(queue, queue.rows + size, now)
                     if best is None or at < best_finish or (at == best_finish and number < best.number):
                         best, best_finish = queue, at
@@ -74,8 +74,8 @@ class ModelRoutes:
         None if there is none. deadline: by which it is inserted."""
         for queue in self.queues:
             if (
-                (queue.lane.available or queue.lane.back_at >= now)
-                and size <= queue.batch
+                size <= queue.batch
+                and queue.lane.takes_requests(now)
                 and runs_in_time_before_its_turn(queue, queue.ahead(priority, deadline) + size, due, now)
             ):
                 return queue

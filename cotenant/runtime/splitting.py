@@ -92,7 +92,7 @@ def places_for_parts(
     first = [
         (finish_time(queue, ahead + min(size, queue.batch), now), queue.number, ahead, queue)
         for queue in queues
-        if queue.lane.available or queue.lane.back_at >= now
+        if queue.lane.takes_requests(now)
         for ahead in (queue.ahead(priority, deadline),)
     ]
     if not first:

@@ -11,6 +11,7 @@ better (Jeffay, Stanat and Martel, RTSS 1991); and where not all can be, a batch
 from __future__ import annotations
 
 import math
+from bisect import insort
 
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.batching import held_until, next_batch_size
@@ -56,32 +57,25 @@ def runs_in_time_before_its_turn(own: Queue, rows: int, due: float, now: float) 
     lane = own.lane
     if rows > own.batch or not own.others:
         return False
-    if lane.batch is not None:
-        start = lane.free_at if lane.free_at > now else now
-    else:
-        start = lane.back_at if lane.back_at > now else now
     latency = own.latencies[-1] * own.correction  # a full batch: see `finish_time`
     batches = [(queue.earliest(), _next_latency(queue), -1) for queue in own.others if queue.rows]
     batches.append((min(due, own.earliest()), latency, -1))
     batches.sort()
-    return _in_time(batches, start) and not _delays_last(own, latency, now)
+    return _in_time(batches, lane.next_start(now)) and not _delays_last(own, latency, now)
 
 
 def _more_urgent(lane: Lane, by_turn: Queue, latency: float, now: float) -> Queue | None:
     """Return the queue that runs instead of the one whose turn it is; None if that may run, for `latency` seconds."""
-    batches: list[NextBatch] = []
-    others: list[NextBatch] = []
-    for number, queue in enumerate(lane.queue_list):
-        if queue is by_turn:
-            batches.append((queue.earliest(), latency, number))
-        elif queue.rows:
-            other = (queue.earliest(), _next_latency(queue), number)
-            batches.append(other)
-            others.append(other)
-    batches.sort()
+    others: list[NextBatch] = [
+        (queue.earliest(), _next_latency(queue), number)
+        for number, queue in enumerate(lane.queue_list)
+        if queue.rows and queue is not by_turn
+    ]
     others.sort()
     if _in_time(others, now + latency):
         return None
+    batches = others.copy()
+    insort(batches, (by_turn.earliest(), latency, lane.queue_list.index(by_turn)))
     if _in_time(batches, now):
         return lane.queue_list[batches[0][2]]
     for deadline, seconds, number in others:
