@@ -1,4 +1,4 @@
-"""Create the backend that runs a server's partitions."""
+"""Create what runs a server's partitions, as its settings say."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cotenant.backends.fake import Fake
 from cotenant.backends.mig import Mig
 from cotenant.config import Settings
 from cotenant.errors import DeviceError
+from cotenant.live.confinement import Confinement
 
 
 def create_backend(settings: Settings) -> Backend:
@@ -40,3 +41,8 @@ def create_backend(settings: Settings) -> Backend:
     from cotenant.backends.green import Green
 
     return Green(gpus)
+
+
+def worker_confinement(settings: Settings, *, background: bool = False) -> Confinement:
+    """Return how worker processes are confined, those included that are profiled. background: see `Confinement`."""
+    return Confinement(memory=settings.worker_memory, environment=settings.worker_environment, background=background)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from cotenant.app.backend import worker_confinement
 from cotenant.app.front_end_source import request_seconds
 from cotenant.app.problem import build_problem, ensemble_model, model_of
 from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, describe_busy, ignore_progress
@@ -64,7 +65,8 @@ class DeploymentBuilder:
         if settings.cuts is not None:
             self._fleet = tuple(msgspec.structs.replace(kind, cuts=settings.cuts) for kind in self._fleet)
         self.progress = progress
-        self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full)
+        confinement = worker_confinement(settings)
+        self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full, confinement=confinement)
         self._given = _given_profiles(settings)
         self._found = found
         self.say = say

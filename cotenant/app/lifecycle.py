@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cotenant.app.access import grpc_tls, http_tls, read_access
+from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.refinement import refining
@@ -28,7 +29,6 @@ from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.adaptation_driver import Solver
-from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import nothing_yet
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
@@ -83,7 +83,7 @@ async def running(
             lambda *wanted: builder.build(*wanted),  # which tells the server of its progress
             warm_workers=settings.warm_workers,
             standby_workers=_standby_workers(settings),
-            confinement=Confinement(memory=settings.worker_memory, environment=settings.worker_environment),
+            confinement=worker_confinement(settings),
             memory_policy=MemoryPolicy(settings.rollout_memory),
             adaptation=_adaptation(settings, corrections),
             log=log,

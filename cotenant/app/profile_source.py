@@ -19,6 +19,7 @@ from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count
 from cotenant.errors import ModelError
+from cotenant.live.confinement import Confinement
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, coarse_grid_of, grid_of, profile_model
 from cotenant.profiling.machine_load import foreign_load, is_busy, measure_load
@@ -75,17 +76,26 @@ class ProfileSource:
     """Give profiles of models on the kinds of a backend's devices.
 
     force: measure again what was measured in an earlier run. full: measure every point of the grid; otherwise a few do,
-    where there is no full profile. A profile that was measured on a busy machine is measured again on a quiet one.
+    where there is no full profile. confinement: of workers that are measured. A profile that was measured on a busy
+    machine is measured again on a quiet one.
     """
 
     def __init__(
-        self, backend: Backend, kinds: Collection[Kind], progress: Progress, *, force: bool, full: bool = False
+        self,
+        backend: Backend,
+        kinds: Collection[Kind],
+        progress: Progress,
+        *,
+        force: bool,
+        full: bool = False,
+        confinement: Confinement | None = None,
     ) -> None:
         self._backend = backend
         self._kinds = kinds
         self._progress = progress
         self._force = force
         self.full = full
+        self._confinement = confinement
         self._measured: dict[str, Profile] = {}  # by cache key
         self._found: dict[tuple[str, str], _Found] = {}  # by model and kind
         self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
@@ -199,6 +209,7 @@ class ProfileSource:
             kind=missing.kind.name,
             grid=missing.grid,
             measured=measured,
+            confinement=self._confinement,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.profile_refiner import Measure, ProfileRefiner, until_done
 from cotenant.backends import Backend
@@ -20,7 +21,6 @@ from cotenant.config import Settings
 from cotenant.control.refinement_gate import MachineUse, RefinementGate
 from cotenant.core.identity import DeviceId
 from cotenant.core.profile import Point, Profile
-from cotenant.live.confinement import Confinement
 from cotenant.live.deployment import ServableModel
 from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.server import Server
@@ -148,7 +148,7 @@ class _MachineUse:
 def _measuring(settings: Settings, backend: Cpu, grid: Grid, spent: _Spent) -> Measure:
     """Return what measures a model beside the workers that serve, which come first, and counts what that uses of the
     event loop's processor."""
-    confinement = Confinement(memory=settings.worker_memory, environment=settings.worker_environment, background=True)
+    confinement = worker_confinement(settings, background=True)
     apart = backend.beside()
 
     async def measure(servable: ServableModel, known: Sequence[Point]) -> AsyncGenerator[Point | str]:

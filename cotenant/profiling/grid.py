@@ -210,15 +210,18 @@ async def profile_model(
     kind: str,
     grid: Grid,
     measured: Callable[[int], None] = lambda points: None,
+    confinement: Confinement | None = None,
 ) -> Profile:
     """Profile a model alone on the first device of `kind`, which must be idle otherwise.
 
     sample: makes inputs with the given number of rows. measured: called with the number of grid points completed since
-    the last call. See `measure_profiles` for the points. Raises ModelError if the model or its worker fails.
+    the last call. confinement: of the worker. See `measure_profiles` for the points. Raises ModelError if the model or
+    its worker fails.
     """
     points: list[Point] = []
     completed = 0
-    results = measure_profiles(backend, {model.name: Candidate(model, sample)}, device=DeviceId(kind), grid=grid)
+    candidates = {model.name: Candidate(model, sample)}
+    results = measure_profiles(backend, candidates, device=DeviceId(kind), grid=grid, confinement=confinement)
     async with aclosing(results):
         async for _, point in results:
             if isinstance(point, str):
@@ -246,7 +249,8 @@ async def measure_profiles(
 ) -> AsyncGenerator[tuple[str, Point | str], None]:
     """Measure the grid points of some models, each alone on one device, which must be idle otherwise.
 
-    known: points that are not measured again. confinement: of the worker. grace: seconds that it may take to exit at
+    known: points that are not measured again. confinement: of the worker; of batches that fail in the memory that it
+    leaves, and larger ones, there are no points. grace: seconds that it may take to exit at
     the end. Yields (model, point) as they come, one share at a time, or (model, reason) if there will be no more points
     of a model. One worker serves all models of a share, so that it starts once.
 
@@ -335,6 +339,7 @@ class _Bench:
         self._arena = Arena(ARENA)
         self._listener = Listener()
         self._pool = SupervisedPool(backend, self._arena, self._listener, confinement=confinement)
+        self._confined = confinement is not None and confinement.memory is not None
         self._numbers = itertools.count(1)
         self._slots = itertools.count()
         self._lane: LaneId | None = None  # the one that is open
@@ -343,22 +348,25 @@ class _Bench:
 
     async def share(self, share: int, wanted: Mapping[str, Sequence[int]]) -> AsyncIterator[tuple[str, Point | str]]:
         """Measure batches, given by model, on a share."""
-        groups = [list(wanted)] if wanted else []
+        batches = dict(wanted)
+        groups = [list(batches)] if batches else []
         while groups:
             names = groups.pop()
             begun = time.monotonic()
             try:
-                await self._open(share, {name: wanted[name][-1] for name in names})
+                await self._open(share, {name: batches[name][-1] for name in names})
             except WorkerError as error:
-                if len(names) == 1:
+                if len(names) > 1:
+                    groups += [[name] for name in names[::-1]]  # one model may keep the others from starting
+                elif self._confined and len(batches[names[0]]) > 1:
+                    batches[names[0]] = batches[names[0]][:-1]  # which it runs when it starts: too large, perhaps
+                    groups.append(names)
+                else:
                     yield names[0], str(error)
-                groups += [
-                    [name] for name in names[::-1] if len(names) > 1
-                ]  # one model may keep the others from starting
                 continue
             startup = {"start_s": time.monotonic() - begun} if len(names) == 1 else {}
             for place, name in enumerate(names):
-                async for point in self._points(name, share, wanted[name]):
+                async for point in self._points(name, share, batches[name]):
                     if isinstance(point, Point):
                         point.features.update(startup)
                     yield name, point
@@ -397,8 +405,8 @@ class _Bench:
             try:
                 point = await self._point(name, share, batch)
             except (ModelError, WorkerError) as error:
-                if name in self._first and HANGING in str(error):  # too long for any plan
-                    return
+                if name in self._first and (HANGING in str(error) or self._confined):
+                    return  # too long for any plan, or too large for the worker's memory
                 yield str(error)
                 return
             yield point

@@ -15,6 +15,7 @@ from cotenant.config import Settings, read_settings
 from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
+from cotenant.live.confinement import Confinement
 from cotenant.planners.check import check
 from cotenant.planners.one_worker_each import SOURCE
 from cotenant.predictors import Load
@@ -119,3 +120,20 @@ def test_deployment_builder_cuts_of_another_backend_are_ignored(folder: Path) ->
     (folder / "given.csv").write_text(write_profiles([measured("identity", LARGE, 0.001)]))
     deployment = asyncio.run(DeploymentBuilder(read_settings(path), Fake(kinds)).build(["identity"]))
     assert deployment.problem.fleet[0] == LARGE
+
+
+def test_deployment_builder_profiles_in_workers_confined_as_those_that_serve(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may need a variable to load, and a batch more memory than a worker may have."""
+    confined: list[Confinement | None] = []
+
+    async def profiled(*args: object, confinement: Confinement | None = None, **more: object) -> Profile:
+        confined.append(confinement)
+        return measured("identity", LARGE, 0.001)
+
+    monkeypatch.setattr("cotenant.app.profile_source.profile_model", profiled)
+    monkeypatch.setattr(Fake, "name", "mps")  # `fake` measures nothing
+    text = 'worker_memory = "2GiB"\nworker_environment = ["MODEL_KEY"]'
+    asyncio.run(DeploymentBuilder(settings(folder, text), Fake((LARGE,))).build(["identity"]))
+    assert confined == [Confinement(memory=2 * GIB, environment=("MODEL_KEY",))]

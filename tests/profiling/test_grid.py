@@ -22,6 +22,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
+from cotenant.live.confinement import Confinement
 from cotenant.profiling.grid import (
     CPU_PAUSE,
     MIN_BATCHES,
@@ -229,6 +230,18 @@ def test_measure_profiles_share_too_small_for_a_model_is_omitted(tmp_path: Path)
     assert {(point.share, point.batch) for point in measured(2 << 20).points} == {(1000, 1), (1000, 4)}
     with pytest.raises(ModelError, match=r"cannot be measured: .*: it does not fit"):
         measured(1 << 40)
+
+
+def test_batches_that_fail_in_the_memory_of_a_worker_are_no_points(tmp_path: Path) -> None:
+    """A server with the same limit could not run them either."""
+    model, grid = graphs.repeat(tmp_path / "model.onnx", 64 << 20), Grid(shares=(1000,), batches=(1, 8), seconds=0.02)
+
+    def batches(confinement: Confinement | None) -> list[int]:
+        main = profile_model(Cpu(), model, floats, kind="cpu", grid=grid, confinement=confinement)
+        return [point.batch for point in uvloop.run(asyncio.wait_for(main, 60)).points]
+
+    assert batches(None) == [1, 8]
+    assert batches(Confinement(memory=768 << 20)) == [1]
 
 
 def test_measure_profiles_in_a_shared_process_opens_the_next_lane_first(tmp_path: Path) -> None:

@@ -37,6 +37,17 @@ def total(path: Path) -> WorkerModel:
     return worker_model("total", path, 8, "FP32", (-1, 2))
 
 
+def repeat(path: Path, size: int) -> WorkerModel:
+    """y = the mean of `size` bytes of repetitions of each row of x."""
+    times = numpy_helper.from_array(np.array([1, size // 64]), "times")
+    nodes = [
+        helper.make_node("Tile", ["x", "times"], ["tiled"]),
+        helper.make_node("ReduceMean", ["tiled"], ["y"], axes=[1]),
+    ]
+    save(path, nodes, {"x": (TensorProto.FLOAT, ["n", 16])}, {"y": (TensorProto.FLOAT, ["n", 1])}, [times])
+    return worker_model("repeat", path, 8, "FP32", (-1, 16))
+
+
 def bright(path: Path, width: int = 16) -> None:
     """y = those rows of x whose mean is above 0.5: as many as there are."""
     half = numpy_helper.from_array(np.array(0.5, dtype=np.float32), "half")
