@@ -43,8 +43,8 @@ from benchmarks.steady import DEVICES, LOAD, STARTUP, Case, case
 from cotenant.config.problem import read_profiles_file
 from cotenant.control.controller import Controller
 from cotenant.control.controller_built import slo_targets
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
+from cotenant.control.provider import DeviceOffer
 from cotenant.control.scaling.concurrency import ConcurrencyScaling
 from cotenant.control.scaling.gpulet import IncrementalScaling
 from cotenant.control.scaling.hetsev import GreedyScaling
@@ -76,7 +76,7 @@ TRACES = {
     "functions": "azure_functions_2019_100.csv",
 }
 Floats = NDArray[np.float64]
-Maker = Callable[[Problem, tuple[DeviceId, ...]], ControllerMachine]
+Maker = Callable[[Problem, tuple[DeviceId, ...], tuple[DeviceOffer, ...]], ControllerMachine]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,15 +93,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return 1 - self.missed / self.stayed
 
 
-def _ours(problem: Problem, devices: tuple[DeviceId, ...]) -> ControllerMachine:
-    return Controller(devices, slo_targets(problem), ControllerOptions(launch=LAUNCH))  # as the others are told
+def _ours(problem: Problem, devices: tuple[DeviceId, ...], offers: tuple[DeviceOffer, ...]) -> ControllerMachine:
+    return Controller(devices, slo_targets(problem), offers=offers)
 
 
 def _periodic(policy: Callable[[str], object], period: float) -> Maker:
-    def make(problem: Problem, devices: tuple[DeviceId, ...]) -> ControllerMachine:
-        kind = problem.fleet[0].name
-        options = PeriodicOptions(period=period, fill=True, launch_seconds={kind: LAUNCH})
-        return PeriodicController(policy(kind), problem, options, devices)  # type: ignore[arg-type]
+    def make(problem: Problem, devices: tuple[DeviceId, ...], offers: tuple[DeviceOffer, ...]) -> ControllerMachine:
+        launches = {offer.kind: offer.launch_seconds for offer in offers}
+        options = PeriodicOptions(period=period, fill=True, launch_seconds=launches)
+        return PeriodicController(policy(problem.fleet[0].name), problem, options, devices)  # type: ignore[arg-type]
 
     return make
 
@@ -206,7 +206,8 @@ def _controlled(given: Case, loop: str, load: Workload, seconds: float, seed: in
     problem = msgspec.structs.replace(given.problem, fleet=fleet)
     devices = tuple(DeviceId(kind, index) for index in range(DEVICES))
     cloud = SimulatedCloud([CloudKind(kind=kind, launch_seconds=LAUNCH, quota=QUOTA)], seed=seed, used=devices)
-    adaptation = Adaptation(controller=LOOPS[loop](problem, devices), solver=Replanner(problem), provider=cloud)
+    controller = LOOPS[loop](problem, devices, cloud.offers())
+    adaptation = Adaptation(controller=controller, solver=Replanner(problem), provider=cloud)
     report = simulate(problem, given.plan, load, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP)
     return report, sum(cloud.device_seconds(seconds).values())
 

@@ -47,6 +47,7 @@ from cotenant.control.cooldown import Cooldown
 from cotenant.control.held_devices import HeldDevices
 from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
+from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.slowdown_monitor import SlowdownMonitor, total_latency
 from cotenant.core.identity import DeviceId
@@ -78,7 +79,7 @@ class Controller:
     """Feed it events in the order of time; perform what it answers, in order.
 
     devices: those that are there at the beginning. targets: by model, the fraction of requests that must meet its
-    target.
+    target. offers: of the provider of further devices, for how long a launch takes until one was timed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Controller:
         devices: Iterable[DeviceId],
         targets: dict[str, float],
         options: ControllerOptions | None = None,
+        offers: Iterable[DeviceOffer] = (),
     ) -> None:
         self.options = options or ControllerOptions()
         self._targets = dict(targets)
@@ -97,9 +99,9 @@ class Controller:
         self._watches: dict[str, ModelWatch] = {}
         self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
         self._foreign_load: float | None = None
-        self._interrupted = False  # a worker was away when something was last observed
+        self._interrupted: frozenset[str] = frozenset()  # models that lacked a worker when they were last observed
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
-        self._lead = LeadTime(self.options.lead, self.options.launch)
+        self._lead = LeadTime(self.options.lead, max([offer.launch_seconds for offer in offers], default=0.0))
         self._held = HeldDevices(
             devices, self._lead, retry=self.options.retry, longest_retry=self.options.longest_retry
         )
@@ -154,17 +156,18 @@ class Controller:
         # What is planned now has to do until the plan after it is in force.
         ahead = self._lead.total + self._lead.plan
         # Whatever is late while a worker is away, and as long again, is no fault of the plan's.
-        undisturbed = not (seen.interrupted or self._interrupted)
-        self._interrupted = seen.interrupted
+        disturbed = self._interrupted.union(seen.interrupted)
+        self._interrupted = frozenset(seen.interrupted)
         for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
             watch = self._watch(name)
             watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds, ahead)
             watch.raise_peak(now, watch.demand, now - self._cooldown_seconds)
-            if undisturbed:
+            if name not in disturbed:
                 watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
                 watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
-        if undisturbed:
-            self._machine.observe(total_latency(seen.latencies.values()), seen.seconds)
+        latencies = [latency for name, latency in seen.latencies.items() if name not in disturbed]
+        if latencies or not disturbed:
+            self._machine.observe(total_latency(latencies), seen.seconds)
 
     def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
         """Return corrections of profiles that batches do not keep to, with nothing else to blame."""

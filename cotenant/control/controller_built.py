@@ -6,6 +6,7 @@ import msgspec
 
 from cotenant.control.controller import Controller
 from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.provider import DeviceOffer
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
@@ -17,17 +18,27 @@ class ControllerBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="controller
     devices: tuple[DeviceId, ...]
     targets: dict[str, float]
     options: ControllerOptions = ControllerOptions()
+    offers: tuple[DeviceOffer, ...] = ()
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan, options: ControllerOptions | None = None) -> ControllerBuilt:
+    def of(
+        cls,
+        problem: Problem,
+        plan: Plan,
+        options: ControllerOptions | None = None,
+        offers: tuple[DeviceOffer, ...] = (),
+    ) -> ControllerBuilt:
         """Return what the controller of a problem's models needs, where a plan is in force."""
         return cls(
-            devices=known_devices(problem, plan), targets=slo_targets(problem), options=options or ControllerOptions()
+            devices=known_devices(problem, plan),
+            targets=slo_targets(problem),
+            options=options or ControllerOptions(),
+            offers=offers,
         )
 
     def controller(self) -> Controller:
         """Build it."""
-        return Controller(self.devices, dict(self.targets), self.options)
+        return Controller(self.devices, dict(self.targets), self.options, self.offers)
 
 
 def slo_targets(problem: Problem) -> dict[str, float]:

@@ -18,8 +18,8 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
     idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
     cooldown: for which rates must be lower before devices are released; it grows up to longest_cooldown while devices
-    are wanted again soon after, and to keep_launches times what a launch takes. lead, launch: that a plan takes until
-    it is in force, and a device until it can be used, before any was timed. fall: part of the planned rates by which
+    are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until it is in
+    force, before any was timed. fall: part of the planned rates by which
     rates must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
     correct_batches: of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other
     programs use on a quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
@@ -43,7 +43,6 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     short_cooldown: float = 10.0
     quiet: float = 0.05
     lead: float = 2.0
-    launch: float = 0.0
     keep_launches: float = 15.0
     rates: RateOptions = RateOptions()
     bursts: BurstOptions = BurstOptions()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
 from cotenant.control.adaptation import BatchLatency, Observed
+from cotenant.control.orchestrator import Orchestrator
+from cotenant.control.rollout import Rollout
+from cotenant.control.supervised_lane import LaneState
 from cotenant.control.supervisor import Supervisor
+from cotenant.core.identity import LaneId
 
 LONGEST_INTERRUPTION = 10.0  # seconds; a worker that is away for longer is one that plans have to do without
 
@@ -39,20 +43,16 @@ class ObservedTotals:
 
     def __init__(self) -> None:
         self._before: dict[str, ModelTotals] = {}
-        self._deaths = 0
-        self._away = 0.0  # seconds for which some worker has been away without a pause
+        self._deaths: dict[LaneId, int] = {}
+        self._away: dict[LaneId, float] = {}  # seconds for which a lane has been without its worker
 
-    def observe(self, totals: Mapping[str, ModelTotals], seconds: float, supervisor: Supervisor) -> Observed:
-        """Return what is new since the last call, which was so many seconds ago. supervisor: of all workers."""
-        self._away = self._away + seconds if supervisor.restarting else 0.0
-        died = supervisor.deaths != self._deaths
-        interrupted = died or 0 < self._away <= LONGEST_INTERRUPTION
-        self._deaths = supervisor.deaths
+    def observe(self, totals: Mapping[str, ModelTotals], seconds: float, orchestrator: Orchestrator) -> Observed:
+        """Return what is new since the last call, which was so many seconds ago. orchestrator: of all workers."""
         change = {name: total.minus(self._before.get(name, ModelTotals())) for name, total in totals.items()}
         self._before = dict(totals)
         return Observed(
             seconds=seconds,
-            interrupted=interrupted,
+            interrupted=_disturbed(self._without_worker(orchestrator.supervisor, seconds), orchestrator.rollout),
             offered={name: each.rows for name, each in change.items() if each.rows},
             stayed={name: each.stayed for name, each in change.items() if each.stayed},
             within_target={name: each.within_target for name, each in change.items() if each.within_target},
@@ -64,3 +64,24 @@ class ObservedTotals:
                 if each.batches
             },
         )
+
+    def _without_worker(self, supervisor: Supervisor, seconds: float) -> list[LaneId]:
+        """Return the lanes whose worker died in the last `seconds`, or has been away, but not for too long."""
+        lanes = supervisor.lanes()
+        away = {name for name, lane in lanes.items() if lane.state is LaneState.RESTARTING}
+        self._away = {name: self._away.get(name, 0.0) + seconds for name in away}
+        died = {name for name, lane in lanes.items() if lane.deaths != self._deaths.get(name, 0)}
+        self._deaths = {name: lane.deaths for name, lane in lanes.items()}
+        return [name for name in lanes if name in died or 0 < self._away.get(name, 0.0) <= LONGEST_INTERRUPTION]
+
+
+def _disturbed(lanes: Collection[LaneId], rollout: Rollout) -> tuple[str, ...]:
+    """Return the models of these lanes, those that share others with them, to which their requests go meanwhile, and
+    the applications that any of these serve."""
+    if not lanes:
+        return ()
+    held = {name: {model.model for model in lane.spec.models} for name, lane in rollout.lanes.items()}
+    gone = set().union(*(held.get(name, ()) for name in lanes))
+    models = gone.union(*(others for others in held.values() if not gone.isdisjoint(others)))
+    served = (each for each in rollout.applications or () if any(stage.model in models for stage in each.stages))
+    return tuple(sorted(models | {each.name for each in served}))

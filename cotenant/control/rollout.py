@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cotenant.control.active_rollout import ActiveRollout, QueuedRevision
 from cotenant.control.events import (
     Aborted,
     Assign,
@@ -71,51 +72,10 @@ class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
     rolling_out: int | None = None
 
 
-class _Queued(msgspec.Struct, frozen=True):
-    revision: PlanRevision
-    since: float
-
-
-class _Active:
-    """Hold the rollout in progress."""
-
-    def __init__(self, queued: _Queued, now: float) -> None:
-        self.revision = queued.revision
-        self.queued = now - queued.since
-        self.phase = Phase.ASSIGN
-        self.since = now  # when this phase began
-        self.spent: dict[Phase, float] = {}
-        self.wanted: dict[LaneId, PlannedLane] = {}
-        self.applications: tuple[ApplicationSpec, ...] | None = None
-        self.shadows: dict[LaneId, PlannedLane] = {}  # new lanes, until they take over
-        self.held_back: dict[LaneId, PlannedLane] = {}  # those of them that wait for memory
-        self.leaving: tuple[LaneId, ...] = ()
-        self.taken_out: dict[LaneId, PlannedLane] = {}  # old lanes that make room for new ones
-        self.draining: set[LaneId] = set()
-        self.stopping: set[LaneId] = set()
-        self.returning: set[LaneId] = set()  # old lanes that start again
-        self.outcome = RolloutOutcome.COMPLETED
-        self.reason = ""
-
-    def enter(self, phase: Phase, now: float) -> None:
-        self.spent[self.phase] = self.spent.get(self.phase, 0.0) + now - self.since
-        self.phase, self.since = phase, now
-
-    def durations(self, now: float) -> RolloutDurations:
-        spent = self.spent | {self.phase: self.spent.get(self.phase, 0.0) + now - self.since}
-        return RolloutDurations(
-            queued=self.queued,
-            prepare=spent.get(Phase.ASSIGN, 0.0) + spent.get(Phase.PREPARE, 0.0),
-            switch=spent.get(Phase.SWITCH, 0.0),
-            drain=spent.get(Phase.DRAIN, 0.0),
-            rollback=spent.get(Phase.ROLLBACK, 0.0),
-        )
-
-
 class Rollout:
     """Decide the steps of rollouts. Feed it events in order of time; carry out its commands in order.
 
-    lanes: those in force, as their revision wants them.
+    lanes, applications: those in force, as their revision wants them.
     """
 
     def __init__(self, options: RolloutOptions | None = None) -> None:
@@ -125,9 +85,9 @@ class Rollout:
         self._workers: dict[LaneId, PlannedLane] = {}  # requested and not gone, as they were started
         self._up: set[LaneId] = set()
         self._applied: dict[LaneId, PlannedLane] = {}  # those that the dispatcher has, draining ones included
-        self._applications: tuple[ApplicationSpec, ...] | None = None  # in force
-        self._active: _Active | None = None
-        self._next: _Queued | None = None
+        self.applications: tuple[ApplicationSpec, ...] | None = None
+        self._active: ActiveRollout | None = None
+        self._next: QueuedRevision | None = None
         self._latest = 0  # the largest number requested so far
         self._closed = ""  # the reason, once nothing is started any more
 
@@ -207,7 +167,7 @@ class Rollout:
         if revision.number <= self._latest:
             return
         base, self._latest = self.desired, revision.number
-        queued = _Queued(revision, now)
+        queued = QueuedRevision(revision, now)
         if self._closed:
             self._end_unbegun(queued, RolloutOutcome.ABORTED, self._closed, now, commands)
         elif revision.base is not None and (base is None or base.number != revision.base):
@@ -222,21 +182,21 @@ class Rollout:
 
     def _begin_next(self, now: float, commands: list[RolloutCommand]) -> None:
         if self._active is None and self._next is not None:
-            self._active, self._next = _Active(self._next, now), None
+            self._active, self._next = ActiveRollout(self._next, now), None
             commands.append(Assign(self._active.revision))
 
-    def _in_phase(self, number: int, *phases: Phase) -> _Active | None:
+    def _in_phase(self, number: int, *phases: Phase) -> ActiveRollout | None:
         """Return the rollout in progress, if it is of this revision and in one of these phases."""
         active = self._active
         return active if active is not None and active.revision.number == number and active.phase in phases else None
 
-    def _end(self, active: _Active, now: float, commands: list[RolloutCommand]) -> None:
+    def _end(self, active: ActiveRollout, now: float, commands: list[RolloutCommand]) -> None:
         self._active = None
         commands.append(RolloutEnded(active.revision, active.outcome, active.reason, active.durations(now)))
         self._begin_next(now, commands)
 
     def _end_unbegun(
-        self, queued: _Queued, outcome: RolloutOutcome, reason: str, now: float, commands: list[RolloutCommand]
+        self, queued: QueuedRevision, outcome: RolloutOutcome, reason: str, now: float, commands: list[RolloutCommand]
     ) -> None:
         commands.append(RolloutEnded(queued.revision, outcome, reason, RolloutDurations(queued=now - queued.since)))
 
@@ -288,12 +248,12 @@ class Rollout:
         self._start((lane for key, lane in fresh.items() if key not in active.held_back), commands)
         self._advance(now, commands)
 
-    def _take_out(self, active: _Active, devices: set[DeviceId], commands: list[RolloutCommand]) -> None:
+    def _take_out(self, active: ActiveRollout, devices: set[DeviceId], commands: list[RolloutCommand]) -> None:
         """Drain the old lanes of devices that have no room for old and new at once."""
         active.taken_out = {key: self.lanes[key] for key in active.leaving if self.lanes[key].device in devices}
         active.draining = set(active.taken_out)
         stays = [lane for key, lane in self.lanes.items() if key not in active.taken_out]
-        commands.append(Dispatch(_applied(stays, self._applications)))
+        commands.append(Dispatch(_applied(stays, self.applications)))
 
     def _start(self, lanes: Iterable[PlannedLane], commands: list[RolloutCommand], *, retry: bool = False) -> None:
         """Start lanes, the largest share first, so that a backend can give them cores of their own."""
@@ -323,14 +283,14 @@ class Rollout:
                 if not self._workers:
                     self._end(active, now, commands)
 
-    def _start_held_back(self, active: _Active, commands: list[RolloutCommand]) -> None:
+    def _start_held_back(self, active: ActiveRollout, commands: list[RolloutCommand]) -> None:
         """Start what waits for memory on devices that have it now."""
         full = {lane.device for key, lane in active.taken_out.items() if key in self._workers}
         free = {key: lane for key, lane in active.held_back.items() if lane.device not in full}
         active.held_back = {key: lane for key, lane in active.held_back.items() if key not in free}
         self._start(free.values(), commands)
 
-    def _switch(self, active: _Active, now: float, commands: list[RolloutCommand]) -> None:
+    def _switch(self, active: ActiveRollout, now: float, commands: list[RolloutCommand]) -> None:
         """Let the new lanes take over: for one moment the dispatcher has old and new, so that what waits can move."""
         stays = {key: lane for key, lane in self.lanes.items() if key not in active.taken_out}
         both = stays | active.shadows
@@ -345,12 +305,12 @@ class Rollout:
         )
         active.draining = {key for key in stays if key not in active.wanted}
         self._applied = both | active.wanted
-        self._applications = active.applications
+        self.applications = active.applications
         self.revision, self.lanes = active.revision, active.wanted
         active.shadows = {}
         active.enter(Phase.SWITCH, now)
 
-    def _resize(self, active: _Active, commands: list[RolloutCommand]) -> None:
+    def _resize(self, active: ActiveRollout, commands: list[RolloutCommand]) -> None:
         """Change the workers that stay. Until this moment they are as the revision in force has them, so that there is
         nothing to restore where a rollout is rolled back."""
         kept = [(held, active.wanted[key]) for key, held in self._workers.items() if key in active.wanted]
@@ -374,7 +334,7 @@ class Rollout:
     # Back
 
     def _roll_back(
-        self, active: _Active, outcome: RolloutOutcome, reason: str, now: float, commands: list[RolloutCommand]
+        self, active: ActiveRollout, outcome: RolloutOutcome, reason: str, now: float, commands: list[RolloutCommand]
     ) -> None:
         """Roll back to the revision in force, whose lanes still serve except on devices that could not hold both."""
         active.outcome, active.reason = outcome, reason
@@ -387,7 +347,7 @@ class Rollout:
             back = [lane for key, lane in self.lanes.items() if key in active.draining and key in self._up]
             active.draining = set()
             self._applied = dict(self.lanes)
-            commands.append(Dispatch(_applied(self.lanes.values(), self._applications)))
+            commands.append(Dispatch(_applied(self.lanes.values(), self.applications)))
             # One that had drained already is new to the dispatcher.
             commands += [Dispatch(Ready(lane.spec.id)) for lane in back]
         if self._next is not None and self._next.revision.base == active.revision.number:
@@ -396,7 +356,7 @@ class Rollout:
             self._end_unbegun(queued, RolloutOutcome.OUTDATED, why, now, commands)
         self._advance(now, commands)
 
-    def _restore(self, active: _Active, now: float, commands: list[RolloutCommand]) -> None:
+    def _restore(self, active: ActiveRollout, now: float, commands: list[RolloutCommand]) -> None:
         """Restart the lanes that had left to make room, once all new lanes are gone."""
         if active.stopping:
             return

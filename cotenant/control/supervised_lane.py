@@ -28,8 +28,8 @@ class LaneState(StrEnum):
 
 class SupervisedLane(msgspec.Struct, frozen=True, kw_only=True):
     """Describe a lane as the supervisor sees it. incarnation: of its worker, 0 where it has none. restarts: starts
-    after the first, and promotions of a standby worker. reason: of its last death. standby: "loading" or "ready"; ""
-    where it has none."""
+    after the first, and promotions of a standby worker. reason: of its last death. deaths: of workers that served.
+    standby: "loading" or "ready"; "" where it has none."""
 
     lane: LaneId
     device: DeviceId
@@ -39,6 +39,7 @@ class SupervisedLane(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     standby: str = ""
     promotions: int = 0
+    deaths: int = 0
 
 
 class Standby(msgspec.Struct):
@@ -97,6 +98,7 @@ class LaneRecord:
         self.refusals = 0  # by the system, since it was ready
         self.restarts = 0
         self.promotions = 0  # those of them that were of a standby
+        self.deaths = 0  # of workers that served
         self.killed = False  # its worker was, and has not exited yet
         self.reason = ""
         self.start_failed = False  # a failed start stops it, rather than a request
@@ -117,6 +119,7 @@ class LaneRecord:
             reason=self.reason,
             standby=self.standby.word,
             promotions=self.promotions,
+            deaths=self.deaths,
         )
 
     def invariants(self) -> None:

@@ -42,53 +42,21 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.supervised_lane import LaneRecord, LaneState, SupervisedLane
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 
 HANGING = "took longer than"  # in the reason for which a worker that hangs is killed
 
 
-class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Configure the supervisor. Durations are in seconds.
-
-    first_delay: until a dead worker is started again; doubles with each quick death in a row, up to longest_delay.
-    steady: a worker that was ready for this long, and for longer than it took to start, did not die quickly: whoever
-    serves more than it starts is worth starting again. lives: quick deaths in a row after which a lane has permanently
-    failed. start_timeout: that a worker has to become ready. hang_factor, hang_timeout: a worker whose batch takes
-    longer than so many times its prediction, and than that, is killed. Batches of longer or rarer inputs than were
-    profiled may take many times their prediction; nobody waits for one that takes more. All of it but hanging holds for
-    standby workers, too.
-    """
-
-    first_delay: float = 0.01
-    longest_delay: float = 10.0
-    steady: float = 1.0
-    lives: int = 13
-    start_timeout: float = 120.0
-    hang_factor: float = 20.0
-    hang_timeout: float = 5.0
-
-    def delay(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row, at least one."""
-        return min(self.first_delay * 2.0 ** min(failures - 1, 64), self.longest_delay)
-
-    def hang_limit(self, predicted: float) -> float:
-        """Return the seconds after which a batch that was predicted to take `predicted` seconds hangs."""
-        return max(self.hang_timeout, self.hang_factor * predicted)
-
-
 class Supervisor:
-    """Decide the life of workers. Feed it events in order of time; carry out its commands in order.
-
-    deaths: how often workers that served have died so far.
-    """
+    """Decide the life of workers. Feed it events in order of time; carry out its commands in order."""
 
     def __init__(self, options: SupervisorOptions | None = None) -> None:
         self.options = options or SupervisorOptions()
         self._lanes: dict[LaneId, LaneRecord] = {}
         self._lost: dict[DeviceId, str] = {}  # device → why nothing can run on it
         self._incarnations = 0
-        self.deaths = 0
 
     def handle(self, event: SupervisorEvent, now: float) -> list[SupervisorCommand]:
         """Decide what to do about an event at the time `now`, in seconds of any monotonic clock. Raises WorkerError
@@ -136,11 +104,6 @@ class Supervisor:
     def standbys(self) -> frozenset[LaneId]:
         """Return the lanes that have a standby worker, those included that were killed and are not gone yet."""
         return frozenset(lane.id for lane in self._lanes.values() if lane.standby.incarnation)
-
-    @property
-    def restarting(self) -> bool:
-        """Whether a worker that died is expected back."""
-        return any(lane.state is LaneState.RESTARTING for lane in self._lanes.values())
 
     @property
     def lost(self) -> dict[DeviceId, str]:
@@ -251,7 +214,7 @@ class Supervisor:
         if lane.state is LaneState.STOPPING:
             return self._closed_once_empty(lane)
         if lane.state is LaneState.READY:
-            self.deaths += 1
+            lane.deaths += 1
             lane.down_since = now
             lane.quick_deaths = lane.quick_deaths + 1 if now - lane.since < self._steady(lane) else 1
             if lane.standby.usable and lane.quick_deaths < self.options.lives:

@@ -71,7 +71,8 @@ class Adaptation:
     def start(self, learnt: Learnt | None = None) -> None:
         """Begin with the deployment in force. learnt: what its plan counts with, where that is known from before."""
         _, deployment = self._rollouts.desired
-        built = ControllerBuilt.of(deployment.problem, deployment.plan, self._options.controller)
+        provider = LocalProvider(self._backend)
+        built = ControllerBuilt.of(deployment.problem, deployment.plan, self._options.controller, provider.offers())
         if self._log is not None:
             self._log.write(header_line(built))
         self._solver = self._options.solver()
@@ -82,7 +83,7 @@ class Adaptation:
             self._driver,
             self._observer,
             self._rollouts,
-            LocalProvider(self._backend),
+            provider,
             foreign_load=self._foreign_load,
             log=self._write,
             corrections=self._options.corrections,

@@ -99,7 +99,7 @@ class AdaptationDriver:
         self._log = log
         self._period = period
         self._corrections = ProfileCorrections() if corrections is None else corrections
-        self._counter = ObservedCounts(driver, observer, rollouts.supervisor)
+        self._counter = ObservedCounts(driver, observer, rollouts.orchestrator)
         self._pump = EventPump(self._handle, self._perform, self._failed, clock)
         self._running = False
         self._timer: asyncio.TimerHandle | None = None

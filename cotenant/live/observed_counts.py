@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.control.adaptation import Observed
 from cotenant.control.observed_totals import ModelTotals, ObservedTotals
-from cotenant.control.supervisor import Supervisor
+from cotenant.control.orchestrator import Orchestrator
 from cotenant.live.driver import Driver
 from cotenant.live.serving_observer import ServingObserver
 
@@ -12,10 +12,10 @@ from cotenant.live.serving_observer import ServingObserver
 class ObservedCounts:
     """Take the change of what a server counts since it was last taken."""
 
-    def __init__(self, driver: Driver, observer: ServingObserver, supervisor: Supervisor) -> None:
+    def __init__(self, driver: Driver, observer: ServingObserver, orchestrator: Orchestrator) -> None:
         self._driver = driver
         self._observer = observer
-        self._supervisor = supervisor
+        self._orchestrator = orchestrator
         self._seen = ObservedTotals()
 
     @property
@@ -27,7 +27,7 @@ class ObservedCounts:
     def take(self, seconds: float = 0.0) -> Observed:
         """Return what is new since the last call, so many seconds ago."""
         totals = {name: self._totals(name) for name in self._observer.models}
-        return self._seen.observe(totals, seconds, self._supervisor)
+        return self._seen.observe(totals, seconds, self._orchestrator)
 
     def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]

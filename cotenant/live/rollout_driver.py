@@ -74,7 +74,7 @@ class RolloutDriver:
         """control: drives the orchestrator; tests in virtual time have another."""
         self.statistics = RolloutStatistics()
         self.on_ended: Callable[[RolloutEnded], None] = lambda ended: None
-        self._orchestrator = orchestrator
+        self.orchestrator = orchestrator
         self.supervisor = orchestrator.supervisor
         self._state = state
         self._driver = driver
@@ -100,12 +100,12 @@ class RolloutDriver:
     def desired(self) -> tuple[int | None, Deployment]:
         """Return the deployment that is wanted, as it was requested, and the number of its revision; None before the
         first."""
-        revision = self._orchestrator.rollout.desired
+        revision = self.orchestrator.rollout.desired
         return (None, self._state.deployment) if revision is None else (revision.number, self._of(revision))
 
     def status(self) -> RolloutStatus:
         """Return the desired, requested and observed state of the rollout."""
-        return self._orchestrator.rollout.status()
+        return self.orchestrator.rollout.status()
 
     async def idle(self) -> None:
         """Wait until no rollout is in progress."""
@@ -288,7 +288,7 @@ class RolloutDriver:
         self._control.feed(Switched(switch.number))
 
     def _ended(self, ended: RolloutEnded) -> None:
-        number, status = ended.revision.number, self._orchestrator.rollout.status()
+        number, status = ended.revision.number, self.orchestrator.rollout.status()
         self.statistics.ended(ended)
         if ended.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED):
             logger.warning("revision %d (%s) was %s: %s", number, ended.revision.reason, ended.outcome, ended.reason)

@@ -15,7 +15,8 @@ from cotenant.backends import Backend
 from cotenant.control.events import LaneReady, LanesDown, LaneStopped, StartFailed, StartLane, StopLane
 from cotenant.control.orchestrator import Command, Orchestrator
 from cotenant.control.supervised_lane import LaneState
-from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.control.supervisor import Supervisor
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import LaneId
 from cotenant.errors import WorkerError
 from cotenant.live.confinement import Confinement

@@ -107,7 +107,7 @@ class AdaptationDriver:
             self._workers.at(now + self._adaptation.period, self._observe)
         totals = {name: self._totals(name, ledger) for name, ledger in self._ledgers.items()}
         seconds, self._seen_at = now - self._seen_at, now
-        seen = self._seen.observe(totals, seconds, self._workers.orchestrator.supervisor)
+        seen = self._seen.observe(totals, seconds, self._workers.orchestrator)
         self._feed(msgspec.structs.replace(seen, utilisation=self._utilisation(seconds)), now)
 
     def _totals(self, name: str, ledger: OutcomeLedger) -> ModelTotals:

@@ -48,7 +48,8 @@ from cotenant.control.events import (
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.revision import PlanRevision, RolloutOutcome, memory_capacity, planned_lane
 from cotenant.control.rollout import Rollout
-from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.control.supervisor import Supervisor
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from cotenant.control.adaptation import (
 )
 from cotenant.control.controller import Controller
 from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
@@ -43,8 +45,10 @@ def plan_of(devices: int, rate: float = 100.0, *, price: float | None = None, fi
 class World:
     """A controller with a plan for 100 requests/s, and the time."""
 
-    def __init__(self, plan: Plan | None = None, devices: int = 1, **options: Any) -> None:
-        self.controller = Controller(GPU[:devices], {"a": 0.99}, ControllerOptions(**options))
+    def __init__(
+        self, plan: Plan | None = None, devices: int = 1, offers: Sequence[DeviceOffer] = (), **options: Any
+    ) -> None:
+        self.controller = Controller(GPU[:devices], {"a": 0.99}, ControllerOptions(**options), offers)
         self.now = 0.0
         self.tell(Adopted(plan=plan or plan_of(devices), rates={"a": 100.0}))
 
@@ -61,7 +65,7 @@ class World:
         slower: float = 1.0,
         within: float = 1.0,
         foreign: float | None = None,
-        interrupted: bool = False,
+        interrupted: tuple[str, ...] = (),
     ) -> list[ControllerCommand]:
         """Observe for that long, or until something is commanded."""
         for _ in range(round(seconds / PERIOD)):

@@ -31,6 +31,7 @@ from cotenant.control.adaptation import (
     SolveStep,
 )
 from cotenant.control.controller import Controller
+from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.plan import Partition, Placement
 from tests.control.controller_world import GPU, PERIOD, World, plan_of
@@ -202,10 +203,16 @@ def test_profile_is_not_corrected_below_what_was_measured() -> None:
 def test_what_is_late_because_a_worker_died_is_no_fault_of_the_plan() -> None:
     world = World()
     for _ in range(30):
-        assert world.observe(100.0, 0.5, within=0.0, slower=3.0, interrupted=True) == []
+        assert world.observe(100.0, 0.5, within=0.0, slower=3.0, interrupted=("a",)) == []
         assert world.observe(100.0, 0.5, within=0.5, slower=2.0) == []  # what had waited for it
         assert world.observe(100.0, 1.0) == []
     solve = world.solve(100.0, within=0.9)
+    assert solve.reason == "SLO violated: a"
+
+
+def test_worker_that_dies_again_and_again_hides_no_slo_missed_by_other_models() -> None:
+    world = World()
+    solve = world.solve(100.0, within=0.9, interrupted=("b",))
     assert solve.reason == "SLO violated: a"
 
 
@@ -451,7 +458,7 @@ def test_device_that_a_provider_does_not_take_back_is_used_again() -> None:
 
 def test_devices_that_take_long_to_launch_are_kept_for_longer() -> None:
     def kept(launch: float) -> float:
-        world = World(plan_of(3), devices=3, cooldown=20.0, launch=launch)
+        world = World(plan_of(3), devices=3, cooldown=20.0, offers=[DeviceOffer(kind="gpu", launch_seconds=launch)])
         world.observe(100.0, 30.0)
         begun = world.now
         world.solve(20.0, 600.0)

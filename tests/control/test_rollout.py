@@ -25,7 +25,7 @@ from cotenant.control.events import (
 from cotenant.control.revision import MemoryPolicy, Phase, RolloutDurations, RolloutOutcome
 from cotenant.control.rollout import Rollout
 from cotenant.control.supervised_lane import LaneState
-from cotenant.control.supervisor import SupervisorOptions
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome
 from cotenant.runtime.events import Applied, LaneModel, LaneSpec, Ready

@@ -66,7 +66,7 @@ def test_standby_that_is_ready_takes_over_at_once_and_another_is_started() -> No
     ]
     lane = watched.supervisor.lanes()[LANE]
     assert (lane.state, lane.incarnation, lane.restarts) == (LaneState.READY, 2, 1)
-    assert (watched.supervisor.deaths, lane.promotions) == (1, 1)
+    assert (lane.deaths, lane.promotions) == (1, 1)
     assert watched.until(10.0) == [(5.01, SpawnWorker(LANE, 3, False, standby=True))]
 
 

@@ -36,7 +36,8 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.control.supervised_lane import LaneState
-from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.control.supervisor import Supervisor
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import WorkerError
 

@@ -54,7 +54,8 @@ from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.revision import MemoryPolicy, PlannedLane, PlanRevision
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.control.supervised_lane import LaneState
-from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.control.supervisor import Supervisor
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.core.request import Outcome, Request

@@ -27,7 +27,7 @@ from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.control.events import PartitionClosed, SupervisorEvent, WorkersExited
-from cotenant.control.supervisor import SupervisorOptions
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.control.events import KillWorker, SpawnWorker, StartLane, WakeAt, WorkerBusy, WorkerReady
-from cotenant.control.supervisor import Supervisor, SupervisorOptions
+from cotenant.control.supervisor import Supervisor
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Placement, Plan

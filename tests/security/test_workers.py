@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from benchmarks.onnx_models import save, worker_model
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
-from cotenant.control.supervisor import SupervisorOptions
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import FailedError
