@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.config import read_problem, read_profiles_file, read_settings
+from cotenant.core.background_job import BackgroundJob
 from cotenant.core.model import Kind, Model
 from cotenant.errors import ConfigError
 from cotenant.planners.check import check
@@ -155,6 +156,48 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
 )
 def test_read_problem_with_a_mistake_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     path = written(tmp_path, PROBLEM.replace(old, new, 1))
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
+        read_problem(path)
+
+
+JOB = """
+[[jobs]]
+model = "resnet50"
+name = "nightly"
+batch = 1
+priority = 5
+memory = "2GiB"
+steps = 1000
+deadline = "90s"
+"""
+
+
+def test_read_problem_reads_best_effort_jobs_with_defaults(tmp_path: Path) -> None:
+    nightly, plain = read_problem(written(tmp_path, PROBLEM + JOB + '[[jobs]]\nmodel = "resnet50"\n')).jobs
+    assert nightly == BackgroundJob(
+        name="nightly", model="resnet50", batch=1, priority=5, memory=2 << 30, steps=1000, deadline=90.0
+    )
+    assert plain == BackgroundJob(name="resnet50", model="resnet50")
+    assert read_problem(written(tmp_path, PROBLEM)).jobs == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("priority = 5", "weight = 5", "jobs[0]: unknown key 'weight'; known here: model, name, batch"),
+        ('"resnet50"', '"resnet"', "jobs[0].model: 'resnet' has no profile on 'v100'; profile its steps as a model"),
+        ("batch = 1", "batch = 512", "jobs[0].batch: 512 is more than was profiled of 'resnet50', up to"),
+        ("priority = 5", "priority = 0", "jobs[0]: job 'nightly': a priority of 0 must lie between 1 and 100"),
+        ('"2GiB"', "2", "jobs[0].memory: '2' has no unit of memory"),
+        ("steps = 1000", "steps = 0", "jobs[0]: job 'nightly': 0 steps must be at least 1"),
+        ("steps = 1000", "", "jobs[0]: job 'nightly': a deadline is for a job that ends; give it steps"),
+        ('"90s"', '"soon"', "jobs[0].deadline: 'soon' is not a quantity"),
+        ('"nightly"', '""', "jobs[0].name: "),
+        ("deadline", '[[jobs]]\nmodel = "resnet50"\nname = "nightly"\n#', "two entries for the job 'nightly'"),
+    ],
+)
+def test_read_problem_with_a_mistake_in_a_job_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = written(tmp_path, PROBLEM + JOB.replace(old, new, 1))
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
         read_problem(path)
 

@@ -37,6 +37,7 @@ from cotenant.planners.forecast import Forecast, forecast
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors import Load
 from cotenant.predictors.fitting import extrapolated_models
+from cotenant.render.background_jobs import planned_jobs
 from cotenant.render.forecast_table import forecast_table
 from cotenant.render.plan_diff import plan_diff_table
 from cotenant.render.plan_figure import save_plan
@@ -207,13 +208,13 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
         show_json(text)
         return
     models = without_applications(answer.problem, answer.plan.split).models
+    predicted = forecast(answer.plan, answer.problem)
     parts = [
         plan_table(answer.plan, models),
         plan_bars(answer.plan),
         *([split_table(answer.plan, answer.problem)] if answer.plan.split else []),
-        forecast_table(
-            forecast(answer.plan, answer.problem), (*answer.problem.applications, *models), lent=answer.lent
-        ),
+        forecast_table(predicted, (*answer.problem.applications, *models), lent=answer.lent),
+        *planned_jobs(answer.plan, answer.problem, predicted),
     ]
     if answer.reasons is not None:
         parts += [provenance_view(answer.plan), reasons_view(answer.reasons)]

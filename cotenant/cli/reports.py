@@ -21,6 +21,7 @@ from cotenant.planners.applications import without_applications
 from cotenant.planners.check import check
 from cotenant.planners.configurations import Configuration, rank_configurations
 from cotenant.planners.forecast import Forecast, forecast
+from cotenant.render.background_jobs import planned_jobs, reported_jobs
 from cotenant.render.configuration_table import configuration_table
 from cotenant.render.forecast_table import forecast_table
 from cotenant.render.page import Listing, Picture, Section, drawn
@@ -44,12 +45,14 @@ def plan_section(plan: Plan, problem: Problem, lent: Forecast | None = None) -> 
     with lending."""
     models = without_applications(problem, plan.split).models
     picture = drawn(lambda path: save_plan(plan, path), "The plan: each device, cut into its partitions.")
+    predicted = forecast(plan, problem)
     return Section(
         heading="The plan",
         parts=(
             *([picture] if isinstance(picture, Picture) else [picture, plan_bars(plan)]),
             plan_table(plan, models),
-            forecast_table(forecast(plan, problem), (*problem.applications, *models), lent),
+            forecast_table(predicted, (*problem.applications, *models), lent),
+            *planned_jobs(plan, problem, predicted),
         ),
     )
 
@@ -127,7 +130,7 @@ def describe_configuration(best: Configuration, model: Model) -> str:
 
 def run_section(report: Report, models: Sequence[Model] = ()) -> Section:
     """Return the section on a run. models: with their targets, for the picture of a recorded one."""
-    parts = [report_table(report)]
+    parts = [report_table(report), *reported_jobs(report)]
     if report.timeline is not None:
         targets = {model.name: model.slo for model in models}
         shows = "The run over time: rates, queue and utilisation, and each model's p99 against its target."

@@ -26,6 +26,7 @@ from cotenant.config.toml import (
 )
 from cotenant.core import mig, units
 from cotenant.core.application import Application
+from cotenant.core.background_job import BackgroundJob
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
@@ -58,6 +59,18 @@ class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     processors: float | None = None
 
 
+class _JobEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """Read a best-effort job. name: the model's where absent."""
+
+    model: str
+    name: str | None = None
+    batch: int = 1
+    priority: int = 1
+    memory: str | int | float | None = None
+    steps: int | None = None
+    deadline: str | int | float | None = None
+
+
 class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     profiles: list[str]
     models: list[_ModelEntry] = []
@@ -68,6 +81,7 @@ class _ProblemFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     arrivals: str = "poisson"
     skip_zero_latency: bool = False
     policy: str | None = None
+    jobs: list[_JobEntry] = []
 
 
 def read_problem(path: Path | str) -> Problem:
@@ -99,6 +113,7 @@ def read_problem(path: Path | str) -> Problem:
             )
     for i, kind in enumerate(fleet):
         _useful(kind, [model.name for model in models], profiles, f"{path}: devices[{i}]")
+    jobs = tuple(_job(entry, kinds, profiles, f"{path}: jobs[{i}]") for i, entry in enumerate(file.jobs))
     rates = {
         entry.name: parse_rate(entry.rate or 0.0, f"{path}: models[{i}].rate")
         for i, entry in enumerate(file.models)
@@ -119,6 +134,7 @@ def read_problem(path: Path | str) -> Problem:
             applications=applications,
             arrivals=check_one_of(file.arrivals, Arrivals, f"{path}: arrivals"),
             policy=None if file.policy is None else read_policy(path.parent / file.policy),
+            jobs=jobs,
         )
     except PlanError as error:
         raise ConfigError(f"{path}: {error}") from None
@@ -191,6 +207,31 @@ def _model(entry: _ModelEntry, applications: Sequence[Application], place: str) 
         max_queue_delay=units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
         priority=parse_priority(entry.priority, f"{place}.priority"),
     )
+
+
+def _job(entry: _JobEntry, kinds: set[str], profiles: Profiles, place: str) -> BackgroundJob:
+    known = [profile for (model, kind), profile in profiles.items() if model == entry.model and kind in kinds]
+    if not known:
+        raise ConfigError(
+            f"{place}.model: {entry.model!r} has no profile on {check_exclusive(kinds)}; profile its steps as a model,"
+            f" or correct {_mistaken(entry.model, kinds, profiles)}"
+        )
+    largest = max(profile.max_batch for profile in known)
+    if entry.batch > largest:
+        raise ConfigError(f"{place}.batch: {entry.batch} is more than was profiled of {entry.model!r}, up to {largest}")
+    memory, deadline = entry.memory, entry.deadline
+    try:
+        return BackgroundJob(
+            name=parse_name(entry.model if entry.name is None else entry.name, f"{place}.name"),
+            model=entry.model,
+            batch=entry.batch,
+            priority=entry.priority,
+            memory=None if memory is None else units.parse_memory(str(memory), f"{place}.memory"),
+            steps=entry.steps,
+            deadline=None if deadline is None else units.parse_seconds(str(deadline), f"{place}.deadline"),
+        )
+    except PlanError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 def _kind(entry: _DeviceEntry, place: str) -> Kind:

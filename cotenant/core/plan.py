@@ -40,11 +40,20 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     placements: tuple[Placement, ...]
 
 
+class JobPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Let one best-effort job run on what a device's partitions leave idle. model: the profile of its steps."""
+
+    name: str
+    model: str
+    batch: int
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Describe a device and its partitions."""
+    """Describe a device, its partitions, and the best-effort jobs that take what these leave idle."""
 
     id: DeviceId
     partitions: tuple[Partition, ...]
+    jobs: tuple[JobPlacement, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -62,7 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     devices: those that are used. unserved: the rate of each model that could not be placed, where above 0. scale: the
     multiple of the requested rates that is served; 1 when all are. bound: a proven limit on the objective, where the
     planner has one. split: application → stage → its budget of the application's target, in seconds. provenance: how
-    the plan was made, where known.
+    the plan was made, where known. waiting_jobs: best-effort jobs that no device takes, and why.
     """
 
     planner: str
@@ -75,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     solve_s: float = 0.0
     split: dict[str, dict[str, float]] = {}
     provenance: Provenance | None = None
+    waiting_jobs: dict[str, str] = {}
 
     @property
     def devices_used(self) -> int:
@@ -129,6 +139,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                         )
                         for partition in device.partitions
                     ],
+                    jobs=[_JobFile(name=job.name, model=job.model, batch=job.batch) for job in device.jobs]
+                    or msgspec.UNSET,
                 )
                 for device in self.devices
             ],
@@ -138,6 +150,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             }
             or msgspec.UNSET,
             provenance=self.provenance or msgspec.UNSET,
+            waiting_jobs=self.waiting_jobs or msgspec.UNSET,
         )
         return msgspec.json.format(msgspec.json.encode(file), indent=2)
 
@@ -171,6 +184,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                         )
                         for partition in device.partitions
                     ),
+                    jobs=tuple(
+                        JobPlacement(name=job.name, model=job.model, batch=job.batch) for job in device.jobs or ()
+                    ),
                 )
                 for device in file.devices
             ),
@@ -184,6 +200,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 for name, stages in (file.split_ms or {}).items()
             },
             provenance=file.provenance or None,
+            waiting_jobs=file.waiting_jobs or {},
         )
 
 
@@ -206,10 +223,17 @@ class _PartitionFile(msgspec.Struct, forbid_unknown_fields=True):
     placements: list[_PlacementFile]
 
 
+class _JobFile(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    model: str
+    batch: int
+
+
 class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]  # as in a DeviceId
     id: Annotated[int, msgspec.Meta(ge=0)]
     partitions: list[_PartitionFile]
+    jobs: list[_JobFile] | msgspec.UnsetType = msgspec.UNSET  # only with best-effort jobs
 
 
 class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -224,3 +248,4 @@ class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
     unserved: dict[str, float]
     split_ms: dict[str, dict[str, float]] | msgspec.UnsetType = msgspec.UNSET  # only with applications
     provenance: Provenance | msgspec.UnsetType = msgspec.UNSET
+    waiting_jobs: dict[str, str] | msgspec.UnsetType = msgspec.UNSET  # only where some wait

@@ -81,11 +81,41 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return consistent_with_rate(self.missed, self.stayed, 1 - self.required)
 
 
+class JobReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Report what a best-effort job got. Durations and times are in seconds, times from the start of the run.
+
+    device: where it ran last; None: nowhere, which reason explains. steps_per_s: until it ended, or the run did.
+    share_seconds: that it took: processor seconds where devices are shares of processors, otherwise seconds times the
+    share. idle_share_seconds: that serving left on its device. ended: when all its steps were done; None: not within
+    the run. predicted_steps_per_s, predicted_end: by the plan's forecast.
+    """
+
+    job: str
+    model: str
+    batch: int
+    device: str | None
+    reason: str = ""
+    steps: int
+    steps_per_s: float
+    predicted_steps_per_s: float | None = None
+    share_seconds: float
+    idle_share_seconds: float
+    ended: float | None = msgspec.field(name="ended_s", default=None)
+    predicted_end: float | None = msgspec.field(name="predicted_end_s", default=None)
+    deadline: float | None = msgspec.field(name="deadline_s", default=None)
+
+    @property
+    def idle_part(self) -> float:
+        """The fraction that it took of what serving left on its device."""
+        return self.share_seconds / self.idle_share_seconds if self.idle_share_seconds else 0.0
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Report the result of a run. source: where the figures come from, ``simulated`` or ``live``.
 
     seconds: how long requests arrived; later answers are counted too. lag: 99th percentile of the load generator's send
-    lag, in seconds; None where it sends in virtual time. timeline: figures over time, where they were recorded.
+    lag, in seconds; None where it sends in virtual time. timeline: figures over time, where they were recorded. jobs:
+    best-effort jobs, where there were any; without_jobs: the models in the same run without them, where that was made.
     """
 
     source: str
@@ -93,6 +123,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: tuple[ModelReport, ...]
     lag: float | None = msgspec.field(name="lag_s", default=None)
     timeline: Timeline | None = None
+    jobs: tuple[JobReport, ...] | msgspec.UnsetType = msgspec.UNSET
+    without_jobs: tuple[ModelReport, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(

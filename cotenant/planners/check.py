@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
 from cotenant.core import mig
+from cotenant.core.background_job import BackgroundJob
+from cotenant.core.identity import LaneId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.profile import MAX_BATCH
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.capacity import footprint, slowdown
+from cotenant.planners.job_interference import cautious, is_profiled, job_memory, jobs_of, worst_slowdowns
 from cotenant.predictors import Load
 
 # Relative tolerance of rates, latencies and targets: a plan file keeps fewer digits.
@@ -26,7 +29,8 @@ CHECK_TOLERANCE = 1e-6
 
 Rule = Literal[
     "kind", "count", "id", "partitions", "cut", "sum", "geometry", "memory", "model", "twice", "batch", "profile",
-    "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split",
+    "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split", "job", "job twice", "job profile",
+    "job keeps up", "job worst case",
 ]  # fmt: skip
 
 # The message of each rule, and the format of its numbers.
@@ -50,6 +54,11 @@ _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "duty": ("a round takes {limit}, the plan says {value}", show_seconds),
     "served": ("{value} requests/s are served or reported as unserved, {limit} were requested", "{:.6g}".format),
     "split": ("the budgets of its stages add up to {value}, the target is {limit}", show_seconds),
+    "job": ("the problem has no such job, or another model or batch for it", str),
+    "job twice": ("it stands on {value} devices; a job stands on one", "{:g}".format),
+    "job profile": ("its steps were not profiled on this kind of device", str),
+    "job keeps up": ("beside jobs it sustains {limit} requests/s, is planned for {value}", "{:.6g}".format),
+    "job worst case": ("worst-case latency {value} beside jobs, target {limit}", show_seconds),
     "scale": ("the plan states that it serves {value} of the requested rates, it serves {limit}", "{:.6g}".format),
 }
 
@@ -81,6 +90,8 @@ def check(plan: Plan, problem: Problem) -> list[Violation]:
     for device in plan.devices:
         if device.kind in kinds:
             violations += _device_violations(device, problem)
+    if any(device.jobs for device in plan.devices):
+        violations += _job_violations(plan, problem)
     return violations + _rate_violations(plan, problem)
 
 
@@ -131,6 +142,7 @@ def _device_violations(device: Device, problem: Problem) -> list[Violation]:
     if kind.geometry is not None and mig.placements_fit(kind.geometry, needs) is None:
         violations.append(Violation("geometry", name))
     memory = sum(workers for _, workers in needs)
+    memory += sum(job_memory(job, device.kind, problem) for job in jobs_of(device, problem))
     if memory > kind.memory:
         violations.append(Violation("memory", name, memory, kind.memory))
     return violations
@@ -180,6 +192,54 @@ def _cycle_violations(
             violations.append(Violation("latency", here, placement.latency, latency))
         if abs(placement.duty - length) > length * CHECK_TOLERANCE:
             violations.append(Violation("duty", here, placement.duty, length))
+    return violations
+
+
+def _job_violations(plan: Plan, problem: Problem) -> list[Violation]:
+    """Check that the jobs of a plan are the problem's, and that with high slowdowns by them every SLO still holds."""
+    violations = []
+    known = {job.name: job for job in problem.jobs}
+    for name, times in Counter(job.name for device in plan.devices for job in device.jobs).items():
+        if times > 1:
+            violations.append(Violation("job twice", f"job {name}", times, 1))
+    judged = cautious(problem)
+    for device in plan.devices:
+        for placed in device.jobs:
+            where = f"{device.id} job {placed.name}"
+            job = known.get(placed.name)
+            if job is None or (job.model, job.batch) != (placed.model, placed.batch):
+                violations.append(Violation("job", where))
+            elif not is_profiled(job, device.kind, problem):
+                violations.append(Violation("job profile", where))
+        if jobs := jobs_of(device, problem):
+            violations += _slowed_violations(device, jobs, problem, judged)
+    return violations
+
+
+def _slowed_violations(
+    device: Device, jobs: Sequence[BackgroundJob], problem: Problem, judged: Problem
+) -> list[Violation]:
+    """Return how the jobs of a device violate the rules of rounds there; those without jobs are checked elsewhere, and
+    what breaks them is no load."""
+    kind = device.kind
+    if any(
+        _placement_violations(each, part, "", kind, problem) for part in device.partitions for each in part.placements
+    ):
+        return []
+    slowdowns = worst_slowdowns(device, jobs, problem, judged)
+    violations = []
+    for slot, partition in enumerate(device.partitions):
+        taken = {
+            each.model: each.latency * slowdowns[LaneId(device.id, slot), each.model] for each in partition.placements
+        }
+        length = sum(taken.values())
+        for placement in partition.placements:
+            here = f"{device.id}/{slot} {placement.model}"
+            carries, slo = placement.procs * placement.batch / length, problem.model(placement.model).slo
+            if placement.rate > carries * (1 + CHECK_TOLERANCE):
+                violations.append(Violation("job keeps up", here, placement.rate, carries))
+            if length + taken[placement.model] > slo * (1 + CHECK_TOLERANCE):
+                violations.append(Violation("job worst case", here, length + taken[placement.model], slo))
     return violations
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from cotenant.core import mig
 from cotenant.core.application import Application
+from cotenant.core.background_job import BackgroundJob
 from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles
@@ -35,7 +36,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     applications whose rate nobody knows; each gets one worker where that is possible. front_end: what requests cost
     besides; None: nothing. policy: of a planner that learns; None: it trains for the problem. arrivals: "poisson"
     leaves room for random arrivals and validates plans by simulation; "even" plans for evenly spaced requests, as the
-    papers' planners do.
+    papers' planners do. jobs: best-effort jobs, which are placed on what a plan leaves idle; planners never see any.
     """
 
     models: tuple[Model, ...]
@@ -53,6 +54,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     front_end: FrontEnd | None = None
     policy: Policy | None = None
     arrivals: Arrivals = "poisson"
+    jobs: tuple[BackgroundJob, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""
@@ -62,6 +64,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError(f"unknown arrivals {self.arrivals!r}; there are {' and '.join(get_args(Arrivals))}")
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
+        _once("job", [job.name for job in self.jobs])
         for model in self.models:
             where = f"model {model.name!r}"
             if not 0 < model.slo < math.inf:

@@ -12,6 +12,7 @@ from cotenant.planners import Planner, Problem
 from cotenant.planners.applications import without_applications
 from cotenant.planners.candidates import provenance_of, with_proof, with_provenance
 from cotenant.planners.headroom import with_headroom
+from cotenant.planners.job_placement import place_jobs
 from cotenant.planners.largest_rate import largest_scale
 from cotenant.planners.one_worker_each import one_worker_each
 from cotenant.planners.portfolio import PlannerChoice, choose_planner
@@ -42,7 +43,8 @@ def plan(
     3. add headroom for random arrivals, by local search and by planning for larger rates, or lower the multiple, until
        the forecast meets every SLO;
     4. validate by simulation, and retry with tighter targets or lower rates where an SLO is missed;
-    5. state a bound that holds for every split, and how the plan came about.
+    5. state a bound that holds for every split, and how the plan came about;
+    6. place best-effort jobs on what is left idle.
 
     For evenly spaced requests (`arrivals`) stages 3 and 4 are left out: the planner's own plan serves them.
 
@@ -70,6 +72,8 @@ def plan(
     # What is proven of one split of targets, or of what the front end leaves of them, says nothing of all plans.
     infeasible = provenance_of(made).proven == "infeasible" and not problem.applications and problem.front_end is None
     made = with_proof(made, infeasible=infeasible)
+    if problem.jobs:
+        made = place_jobs(made, problem)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
 
 
