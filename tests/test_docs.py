@@ -22,6 +22,7 @@ from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.measure.histogram import Histogram
 from cotenant.worker.wire import Timing
+from tests.live.jobs_shown import running
 
 DOCS = Path(__file__).parent.parent / "docs"
 NOT_FOUND = "\N{EN DASH}"  # in a table: nothing of it was found
@@ -55,6 +56,7 @@ def exported() -> dict[str, set[str]]:
         adaptation=adaptation,
         backend="cpu",
         isolation="",
+        jobs=[running(deadline=1e9)],
     )
     names: defaultdict[str, set[str]] = defaultdict(set)
     parse: Callable[[str], Iterable[Metric]] = parse_openmetrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -16,6 +17,7 @@ from cotenant.cli.options import LOCAL, CaFile, Json, ServerAddress, TokenFile
 from cotenant.cli.output import console, show_json
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_memory, show_share
+from cotenant.render.jobs_table import job_notes, jobs_table
 from cotenant.render.plan_table import plan_bars
 from cotenant.render.table import shorten_middle, table
 
@@ -94,6 +96,10 @@ def status_view(status: Status) -> RenderableType:
         rollouts.add_row(*(escape(cell) for cell in cells), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
+    now = datetime.now(UTC).timestamp()
+    jobs: list[RenderableType] = []
+    if status.jobs:
+        jobs = [jobs_table(status.jobs, now), *map(Text, job_notes(status.jobs, now))]
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
     rejected = [Text(status.reload_error, style="red")] if status.reload_error else []
     return Group(
@@ -107,6 +113,7 @@ def status_view(status: Status) -> RenderableType:
         rollout,
         rollouts,
         *adaptation,
+        *jobs,
     )
 
 

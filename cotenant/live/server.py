@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
@@ -12,6 +12,7 @@ from cotenant.control.orchestrator import Orchestrator
 from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
+from cotenant.core.job import JobStatus
 from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ForbiddenError
@@ -202,6 +203,10 @@ class Server:
     def refining(self, how_far: str) -> None:
         """Hear how far the refinement of profiles is, in words."""
         self._state.refinement = how_far
+
+    def show_jobs(self, jobs: Callable[[], Sequence[JobStatus]]) -> None:
+        """Show best-effort jobs in status, metrics and on the page. jobs: returns them as they stand."""
+        self._state.jobs = jobs
 
     def busy_seconds(self) -> float:
         """Return the seconds that batches have taken since the start."""

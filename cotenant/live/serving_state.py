@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from cotenant.core.identity import LaneId
+from cotenant.core.job import JobStatus
 from cotenant.live.deployment import Deployment
 from cotenant.runtime.lane_assignment import LaneAssignment
 
@@ -27,6 +28,7 @@ class ServingState:
     of the server is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model
     failed; gone: models that have left the repository. reload_error: why the last reload of the settings was rejected;
     empty where it was not. refinement: how far the refinement of profiles is, in words; empty where there is none.
+    jobs: returns the best-effort jobs as they stand.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -40,6 +42,7 @@ class ServingState:
         self.gone: frozenset[str] = frozenset()
         self.reload_error = ""
         self.refinement = ""
+        self.jobs: Callable[[], Sequence[JobStatus]] = tuple
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

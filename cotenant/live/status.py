@@ -9,6 +9,7 @@ import msgspec
 from cotenant.control.controller_status import ModelState
 from cotenant.control.revision import RolloutDurations, RolloutOutcome
 from cotenant.core.identity import LaneId
+from cotenant.core.job import JobStatus
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
 from cotenant.core.units import show_seconds
@@ -149,7 +150,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is and does at this moment, as its parts tell at once. targets: seconds by model; objectives: the
     fractions that must meet them. planned: requests/s that come from outside, by model. labels, waiting: by lane, its
     partition, and requests in its queues by model. reload_error: why the last reload of the settings was rejected;
-    empty where it was not. adaptation: None where the plan stays as it was made."""
+    empty where it was not. adaptation: None where the plan stays as it was made. jobs: best-effort jobs, the oldest
+    first."""
 
     backend: str
     isolation: str
@@ -164,13 +166,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: dict[LaneId, dict[str, int]]
     reload_error: str
     adaptation: AdaptationStatus | None
+    jobs: tuple[JobStatus, ...] = ()
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
     come from outside, by model. startup: how far the start is, in words; empty once the server has started.
     reload_error: why the last reload of the settings was rejected; empty where it was not. adaptation: None where the
-    plan stays as it was made."""
+    plan stays as it was made. jobs: best-effort jobs, the oldest first."""
 
     backend: str
     isolation: str
@@ -185,6 +188,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     startup: str = ""
     reload_error: str = ""
     adaptation: AdaptationStatus | None = None
+    jobs: tuple[JobStatus, ...] = ()
 
     def rows(self, plan: Plan) -> list[list[str]]:
         """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other

@@ -65,6 +65,7 @@ class StatusReporter:
             waiting={worker.lane: self._driver.waiting(worker.lane) for worker in workers},
             reload_error=self._state.reload_error,
             adaptation=None if self._adaptation is None else self._adaptation.status(),
+            jobs=tuple(self._state.jobs()),
         )
 
     async def status(self) -> Status:
@@ -96,6 +97,7 @@ class StatusReporter:
             startup=self._state.startup,
             reload_error=seen.reload_error,
             adaptation=seen.adaptation,
+            jobs=seen.jobs,
         )
 
     def totals(self, now: float) -> Totals:
@@ -132,6 +134,7 @@ class StatusReporter:
             workers=Counter(worker.state for worker in self._rollouts.workers()),
             rollouts=self.rollout_reading(),
             adaptation=None if self._adaptation is None else self._adaptation.reading(),
+            jobs=self._state.jobs(),
             backend=self._backend.name,
             isolation=self._backend.isolation(),
         )

@@ -7,6 +7,7 @@ import numpy as np
 from cotenant.control.controller_status import ModelState
 from cotenant.control.revision import RolloutDurations, RolloutOutcome
 from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.job import JobStatus
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.provenance import Validation
 from cotenant.live.control_driver import WorkerStatus
@@ -53,6 +54,7 @@ class WrittenSource:
         self.decisions: list[tuple[float, str, str]] = []
         self.busy: dict[tuple[PartitionLabel, str], float] = {}
         self.states: dict[int, str] = {}
+        self.jobs: list[JobStatus] = []
         self.shares = [1000 // -(-len(names) // 2)] * -(-len(names) // 2)
 
     def cuts(self) -> list[tuple[str, ...]]:
@@ -118,6 +120,7 @@ class WrittenSource:
             labels={lane: PartitionLabel("cpu-0", str(lane.slot)) for lane in lanes},
             waiting={lane: dict.fromkeys(held, 1) for lane, held in zip(lanes, self.cuts(), strict=True)},
             reload_error=self.reload_error,
+            jobs=tuple(self.jobs),
             adaptation=AdaptationStatus(
                 activity="watching",
                 reason="",

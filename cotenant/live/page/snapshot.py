@@ -50,6 +50,33 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     standby: str = ""
 
 
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A best-effort job. work: what it does, in words. health: "good" (it runs), "idle" (it waits, was paused, or is
+    granted nothing now), "bad" (it failed), "off" (it ended otherwise). granted: part of the device that its next step
+    may use. total, throughput, predicted_end: None where not known; the latter and deadline in seconds since 1970.
+    late: it is expected to miss its deadline. slowed, slows: observed slowdown of its steps, and of what is served
+    beside it."""
+
+    job: str
+    work: str
+    state: str
+    health: str
+    reason: str
+    device: str
+    granted: float
+    steps: int
+    total: int | None
+    throughput: float | None
+    share_seconds: float
+    metrics: dict[str, float]
+    attempt: int
+    deadline: float | None
+    predicted_end: float | None
+    late: bool
+    slowed: float | None
+    slows: float | None
+
+
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     """The machine. foreign: processors that other programs use, of `processors`; None where nothing tells. slowdown: of
     batches against what is predicted. server: processors that the server's own process uses."""
@@ -70,7 +97,8 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes every second. state: "starting", "serving" or "stopping". points: of the charts since the start."""
+    """What changes every second. state: "starting", "serving" or "stopping". points: of the charts since the start.
+    jobs: those that have not ended, and the last of those that have."""
 
     time: float
     state: str
@@ -79,6 +107,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     partitions: list[PartitionView]
     machine: MachineView
     alarms: list[Alarm]
+    jobs: list[JobView] = []
 
 
 class PlacementView(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from cotenant.core.provenance import Validation
 from cotenant.core.units import WHOLE
 from cotenant.live.page.alarms import alarms, health
 from cotenant.live.page.history import History, busy_parts, model_activity
+from cotenant.live.page.job_views import job_alarms, job_views
 from cotenant.live.page.snapshot import (
     BusyView,
     Charts,
@@ -58,7 +59,11 @@ def tick(seen: Snapshot, moment: Moment, history: History, points: int) -> Tick:
         models=models,
         partitions=partitions,
         machine=machine,
-        alarms=alarms(moment.state, models, partitions, machine, last, short, seen.reload_error),
+        alarms=[
+            *alarms(moment.state, models, partitions, machine, last, short, seen.reload_error),
+            *job_alarms(seen.jobs, moment.time),
+        ],
+        jobs=job_views(seen.jobs),
     )
 
 

@@ -35,6 +35,14 @@ export function clock(time) {
   return new Date(time * 1000).toLocaleTimeString("en-GB");
 }
 
+// So many seconds from now, or ago.
+export function ahead(left) {
+  const size = Math.abs(left);
+  if (size < 1) return "now";
+  const text = size < 100 ? `${Math.round(size)} s` : size < 6000 ? `${Math.round(size / 60)} min` : size < 360000 ? `${Math.round(size / 3600)} h` : `${Math.round(size / 86400)} d`;
+  return left > 0 ? `in ${text}` : `${text} ago`;
+}
+
 export function when(time) {
   const date = new Date(time * 1000);
   const today = new Date().toDateString() === date.toDateString();

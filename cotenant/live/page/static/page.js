@@ -1,7 +1,7 @@
 // The page: what arrives on the stream becomes text, bars and charts. Nothing from the server is ever taken for markup.
 
 import { Chart, Store, drawAll } from "./charts.js";
-import { NONE, bytes, clock, element, percent, rate, seconds, setData, setFacts, setText, when } from "./format.js";
+import { NONE, ahead, bytes, clock, element, percent, rate, seconds, setData, setFacts, setText, when } from "./format.js";
 import { Stream } from "./stream.js";
 
 const COLOURS = 10; // in page.css
@@ -18,6 +18,7 @@ const colours = new Map(); // by model, in the order in which they came
 const models = new Map(); // rows by name
 const partitions = new Map(); // rows by device and number
 const devices = new Map(); // cards by name
+const jobs = new Map(); // rows by id
 let plan = null;
 let alarming = new Set();
 
@@ -226,6 +227,70 @@ function showCuts(box, views) {
   box.setAttribute("aria-label", views.map((view) => `Partition ${view.partition}, ${percent(view.share)}: ${view.models.join(", ")}`).join("; "));
 }
 
+// Best-effort jobs
+
+const JOB = {
+  queued: "○ waits",
+  running: "✓ runs",
+  paused: "○ paused",
+  succeeded: "✓ done",
+  failed: "✕ failed",
+  cancelled: "– cancelled",
+};
+
+function jobRow(id) {
+  const chip = element("p", "chip");
+  const state = element("p", "why");
+  const names = ["Steps", "Steps/s", "Granted now", "Share-seconds", "Ends", "Slowdown"].map(figure);
+  const [steps, speed, granted, spent, ends, slowdown] = names;
+  const bar = element("div", "time", element("i"));
+  bar.setAttribute("role", "progressbar");
+  bar.setAttribute("aria-label", `${id}: steps done`);
+  const results = element("ul", "shares");
+  const head = element("div", "head", element("h3", "", element("span", "name", id)), chip, state);
+  const figures = element("dl", "numbers", ...names.map((each) => each.item));
+  const article = element("article", "", head, element("div", "middle", figures, bar), results);
+  article.setAttribute("aria-label", `Job ${id}`);
+  const row = { chip, state, steps, speed, granted, spent, ends, slowdown, bar, results, charts: [] };
+  row.element = element("li", "job card", article);
+  row.element.id = `job-${id}`;
+  row.element.tabIndex = -1;
+  return row;
+}
+
+function showJob(view, now) {
+  const row = jobs.get(view.job);
+  const waits = view.state === "running" && !view.granted;
+  setData(row.element, "health", view.health);
+  setText(row.chip, waits ? "○ yields" : JOB[view.state]);
+  const told = [view.work, view.device, view.attempt > 1 && `attempt ${view.attempt}`, view.reason];
+  setText(row.state, told.filter(Boolean).join(" · "));
+  setText(row.steps.value, view.steps.toLocaleString("en"));
+  setText(row.steps.note, view.total === null ? "" : ` of ${view.total.toLocaleString("en")}`);
+  setText(row.speed.value, rate(view.throughput));
+  setText(row.granted.value, view.state === "running" ? percent(view.granted, 0) : NONE);
+  setText(row.spent.value, rate(view.share_seconds));
+  setText(row.ends.value, view.predicted_end === null ? NONE : ahead(view.predicted_end - now));
+  setText(row.ends.note, view.deadline === null ? "" : ` due ${ahead(view.deadline - now)}`);
+  setData(row.ends.item, "level", view.late ? "warn" : "");
+  setText(row.slowdown.value, view.slowed === null ? NONE : `${view.slowed.toFixed(2)} ×`);
+  setText(row.slowdown.note, view.slows === null ? "" : ` serving ${view.slows.toFixed(2)} ×`);
+  const done = view.total ? Math.min(view.steps / view.total, 1) : 0;
+  row.bar.hidden = view.total === null;
+  row.bar.setAttribute("aria-valuenow", String(Math.floor(done * 100)));
+  row.bar.children[0].style.width = `${done * 100}%`;
+  const results = Object.entries(view.metrics);
+  while (row.results.children.length > results.length) row.results.lastChild.remove();
+  while (row.results.children.length < results.length) row.results.append(element("li"));
+  results.forEach(([name, value], index) => setText(row.results.children[index], `${name} ${Number(value.toPrecision(4))}`));
+}
+
+function showJobs(views, now) {
+  at("jobs").hidden = at("jobs-link").hidden = !views.length;
+  keyed(() => at("job-rows"), jobs, views.map((view) => view.job), jobRow);
+  views.forEach((view) => showJob(view, now));
+}
+
 // All the rest
 
 function showFigures(tick) {
@@ -325,6 +390,7 @@ function showTick(tick) {
   keyed(() => at("model-rows"), models, tick.models.map((model) => model.name), modelRow);
   tick.models.forEach(showModel);
   showDevices(tick.partitions);
+  showJobs(tick.jobs, tick.time);
   showFigures(tick);
   showAlarms(tick.alarms);
   showMachine(tick.machine);

@@ -1,0 +1,69 @@
+"""Draw best-effort jobs as a table for terminals: `cotenant jobs list`, `cotenant status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.markup import escape
+from rich.table import Table
+
+from cotenant.core.job import JobState, JobStatus, Progress, describe_work
+from cotenant.core.units import show_rate, show_share
+from cotenant.render.table import shorten_middle, table
+
+_STYLES = {JobState.FAILED: "red", JobState.SUCCEEDED: "green", JobState.CANCELLED: "dim"}
+_SECONDS, _MINUTES, _HOURS = 100, 6000, 360_000  # below which a time is told in seconds, minutes, hours
+
+
+def jobs_table(jobs: Iterable[JobStatus], now: float) -> Table:
+    """Return a table with a row a job. now: unix seconds."""
+    rows = table(
+        "best-effort jobs", "job", "state", ">steps", ">steps/s", ">granted", ">share- seconds", ">ends", "work"
+    )
+    for column in rows.columns[:-1]:
+        column.no_wrap = True
+    for status in jobs:
+        runs = status.state is JobState.RUNNING
+        ends = "-" if status.predicted_end is None or not runs else show_ahead(status.predicted_end - now)
+        rows.add_row(
+            escape(shorten_middle(status.job.id)),
+            f"[{_STYLES[status.state]}]{status.state}[/]" if status.state in _STYLES else str(status.state),
+            show_steps(status.progress),
+            show_rate(status.progress.throughput) if runs else "-",
+            show_share(status.granted) if runs else "-",
+            show_rate(status.progress.share_seconds),
+            f"[yellow]{ends}[/]" if status.will_miss_deadline and not status.state.ended else ends,
+            escape(describe_work(status.job.work)),
+        )
+    return rows
+
+
+def job_notes(jobs: Iterable[JobStatus], now: float) -> list[str]:
+    """Return what is to be told of jobs below their table: why they wait or failed, and deadlines at risk."""
+    notes = []
+    for status in jobs:
+        told = [status.reason] if status.reason else []
+        if status.will_miss_deadline and not status.state.ended and status.job.deadline is not None:
+            told.append(f"expected to miss its deadline, {show_ahead(status.job.deadline - now)}")
+        if told:
+            notes.append(f"{status.job.id}: {'; '.join(told)}")
+    return notes
+
+
+def show_steps(progress: Progress) -> str:
+    """Format how many steps are done, and of how many: ``600/1200``."""
+    return str(progress.steps) if progress.total is None else f"{progress.steps}/{progress.total}"
+
+
+def show_ahead(seconds: float) -> str:
+    """Format a time from now, two digits being enough: ``in 45 s``, ``in 12 min``, ``3 h ago``."""
+    size = abs(seconds)
+    if size < 1:
+        return "now"
+    if size < _SECONDS:
+        text = f"{size:.0f} s"
+    elif size < _MINUTES:
+        text = f"{size / 60:.0f} min"
+    else:
+        text = f"{size / 3600:.0f} h" if size < _HOURS else f"{size / 86400:.0f} d"
+    return f"in {text}" if seconds > 0 else f"{text} ago"
