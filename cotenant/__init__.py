@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from cotenant.render.plan_figure import save_plan
     from cotenant.render.profiles import save_profiles
     from cotenant.sim.run import simulate
+    from cotenant.worker.jobs.context import JobContext, step
     from cotenant.worker.python_model import model
     from cotenant.workload import Workload
 
@@ -72,6 +73,7 @@ _HOMES = {
     "Device": "core.plan",
     "DeviceError": "errors",
     "Fixed": "core.application",
+    "JobContext": "worker.jobs.context",
     "Kind": "core.model",
     "Load": "predictors",
     "Model": "core.model",
@@ -113,6 +115,7 @@ _HOMES = {
     "serve": "app.serving",
     "serving": "app.serving",
     "simulate": "sim.run",
+    "step": "worker.jobs.context",
     "write_profiles": "core.profile",
 }
 
@@ -127,6 +130,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Fixed",
+    "JobContext",
     "Kind",
     "Load",
     "Model",
@@ -168,6 +172,7 @@ __all__ = [
     "serve",
     "serving",
     "simulate",
+    "step",
     "write_profiles",
 ]
 

@@ -25,11 +25,11 @@ from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
 from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel, request_policy
+from cotenant.live.foreign_load import available_cores
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
 from cotenant.planning import plan as plan_problem
 from cotenant.predictors.samples import Sample
-from cotenant.profiling.machine_load import available_cores
 from cotenant.worker.ensemble import NESTED, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Config, Entry, Use, describe, scan_repository, uses_of
 

@@ -22,10 +22,10 @@ from cotenant.control.refinement_gate import MachineUse, RefinementGate
 from cotenant.core.identity import DeviceId
 from cotenant.core.profile import Point, Profile
 from cotenant.live.deployment import ServableModel
-from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.foreign_load import ForeignLoad, available_cores
 from cotenant.live.server import Server
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles
-from cotenant.profiling.machine_load import BUSY, available_cores
+from cotenant.profiling.machine_load import BUSY
 from cotenant.worker.repository import sample_inputs, worker_model
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ class _MachineUse:
         passed = max(now - self._read_at, 1e-9)
         own = max((after - before) / passed for after, before in zip(used, self._used, strict=True))
         self._read_at, self._used = now, used
-        return MachineUse(foreign, own, self._server.is_changing)
+        return MachineUse(foreign, own, self._server.is_changing, self._server.runs_jobs)
 
     def _seconds(self) -> tuple[float, float]:
         """Return the seconds in batches so far, and those that the event loop has used of a processor for others: what

@@ -95,6 +95,12 @@ class Backend(Protocol):
         """Close the partition that `open` opened. Harmless where there is none."""
         ...
 
+    def open_job(self, device: DeviceId) -> Launch:
+        """Return what a best-effort job on that device is started with: a place without a share of its own, whose work
+        gives way to that of partitions. Quick, and called from the event loop. Raises DeviceError where a device has no
+        such place."""
+        ...
+
     def lost(self) -> dict[DeviceId, str]:
         """Return by device why nothing can run on it now. Called twice a second, so it has to be quick."""
         ...

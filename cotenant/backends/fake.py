@@ -41,6 +41,9 @@ class Fake:
     def close(self, lane: LaneId) -> None:
         pass
 
+    def open_job(self, device: DeviceId) -> Launch:
+        return Launch(fake=True)
+
     def lost(self) -> dict[DeviceId, str]:
         return {}
 

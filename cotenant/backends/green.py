@@ -95,6 +95,13 @@ class Green:
     def close(self, lane: LaneId) -> None:
         self._open.pop(lane, None)
 
+    def open_job(self, device: DeviceId) -> Launch:
+        """Let a job choose groups at each step, by the share that it has then, in a process of its own."""
+        if device not in self._devices:
+            raise DeviceError(f"no device {device!r}; there are {', '.join(self._devices)}")
+        env = {"CUDA_VISIBLE_DEVICES": self._devices[device].uuid, "CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS}
+        return Launch(env=env, cuda=True, process=str(device))
+
     def lost(self) -> dict[DeviceId, str]:
         return self._watch.lost()
 

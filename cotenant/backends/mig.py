@@ -132,6 +132,9 @@ class Mig:
         """Destroy the instances that were created here."""
         self._end()
 
+    def open_job(self, device: DeviceId) -> Launch:
+        raise DeviceError(f"{device}: every MIG instance is a partition's, which leaves none to a job")
+
     def lost(self) -> dict[DeviceId, str]:
         return self._watch.lost()
 

@@ -34,6 +34,7 @@ from cotenant.errors import DeviceError
 logger = logging.getLogger(__name__)
 
 CUT = 50  # ‰: shares are multiples of it, and so whole percentages, as MPS requires
+JOB_PERCENT = 50  # of a device's threads that the kernels of a best-effort job may take
 LOOK = 0.25  # seconds between two checks of a daemon
 AGAIN = 5.0  # seconds until the next attempt to restart a daemon
 
@@ -141,6 +142,21 @@ class Mps:
         device = self._devices.get(lane.device)
         if device is not None and device.workers.pop(lane, None) is not None:
             device.release(lane)
+
+    def open_job(self, device: DeviceId) -> Launch:
+        """Let a job be a client of low priority, whose kernels wait for those of others, on no more of the threads than
+        JOB_PERCENT: a client's percentage cannot change, and kernels that run are not interrupted."""
+        held = self._devices.get(device)
+        if held is None:
+            raise DeviceError(f"no device {device!r}; there are {', '.join(self._devices)}")
+        if self._static:
+            raise DeviceError(f"{device}: static partitions leave a job no multiprocessors; set static = false")
+        env = {
+            **held.daemon.client,
+            "CUDA_MPS_CLIENT_PRIORITY": "1",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(JOB_PERCENT),
+        }
+        return Launch(env=env, cuda=True)
 
     def lost(self) -> dict[DeviceId, str]:
         """Return what the watching threads have found, without waiting for MPS."""

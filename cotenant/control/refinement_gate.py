@@ -15,11 +15,13 @@ from cotenant.core.units import show_seconds
 class MachineUse(NamedTuple):
     """Say what else runs. foreign: part of the processors that other programs use, from 0 to 1; None where that is not
     known. own: batches under way on average, or the part of a processor that the event loop uses, whichever is more.
-    changing: whether a rollout, a load or an unload is in progress."""
+    changing: whether a rollout, a load or an unload is in progress. jobs: whether a best-effort job runs, which a
+    measurement would slow as it would the measurement."""
 
     foreign: float | None
     own: float
     changing: bool
+    jobs: bool = False
 
 
 class RefinementGate:
@@ -52,6 +54,8 @@ class RefinementGate:
         """Return what keeps the machine from being quiet; empty where nothing does."""
         if use.changing:
             return "the plan is changing"
+        if use.jobs:
+            return "a best-effort job runs"
         if use.own > self._own:
             return "requests are served"
         if use.foreign is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,7 +17,7 @@ from cotenant.core.plan import Plan
 from cotenant.live.adaptation_driver import AdaptationDriver, Solver, planned_rates
 from cotenant.live.driver import Driver
 from cotenant.live.event_log import EventLog
-from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.foreign_load import ForeignLoad, available_cores
 from cotenant.live.metrics import AdaptationReading
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.rollout_driver import RolloutDriver
@@ -64,7 +63,7 @@ class Adaptation:
         self._rollouts = rollouts
         self._backend = backend
         self._log = log
-        self._foreign_load = ForeignLoad(_cores())
+        self._foreign_load = ForeignLoad(available_cores())
         self._adapting: AdaptationDriver | None = None
         self._solver: Solver | None = None
 
@@ -149,7 +148,3 @@ class Adaptation:
                 for each in reversed(seen.decisions)
             ),
         )
-
-
-def _cores() -> Iterable[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

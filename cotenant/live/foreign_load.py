@@ -12,6 +12,13 @@ BUSY = (0, 1, 2, 5, 6, 7)  # of the fields of a processor in /proc/stat: user, n
 OWN = (11, 12, 13, 14)  # of those of a process: user and system time, its own and that of children that are gone
 
 
+def available_cores() -> tuple[int, ...]:
+    """Return the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
 class ForeignLoad:
     """Compare processor time between two readings. It reads files of /proc: not for an event loop.
 

@@ -12,7 +12,7 @@ from cotenant.control.orchestrator import Orchestrator
 from cotenant.control.revision import MemoryPolicy
 from cotenant.control.rollout import Rollout, RolloutOptions
 from cotenant.core.identity import LaneId
-from cotenant.core.job import JobStatus
+from cotenant.core.job import JobState, JobStatus
 from cotenant.core.profile import Profile
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import ForbiddenError
@@ -23,6 +23,7 @@ from cotenant.live.deployment_manager import DeploymentManager
 from cotenant.live.driver import TOGETHER, Driver, Tensors, Tracer
 from cotenant.live.event_log import EventLog
 from cotenant.live.inference import InferenceService
+from cotenant.live.jobs.serving import ServingView
 from cotenant.live.limits import MemoryBudget
 from cotenant.live.metrics import ServerCollector
 from cotenant.live.model_repository import ModelRepository
@@ -211,6 +212,15 @@ class Server:
     def busy_seconds(self) -> float:
         """Return the seconds that batches have taken since the start."""
         return self._observer.busy_seconds(time.monotonic())
+
+    def serving_view(self) -> ServingView:
+        """Return what best-effort jobs see of this server."""
+        return ServingView(self._state, self._driver, self._observer, self._rollouts)
+
+    @property
+    def runs_jobs(self) -> bool:
+        """Whether a best-effort job has a process."""
+        return any(status.state is JobState.RUNNING for status in self._state.jobs())
 
     @property
     def is_changing(self) -> bool:

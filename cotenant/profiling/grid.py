@@ -25,10 +25,10 @@ from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.confinement import Confinement
-from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.foreign_load import ForeignLoad, available_cores
 from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
-from cotenant.profiling.machine_load import FOREIGN, available_cores
+from cotenant.profiling.machine_load import FOREIGN
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, Timing, WorkerModel
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import statistics
 import threading
 import time
@@ -13,7 +12,7 @@ import msgspec
 
 from cotenant.backends.cgroup import cpu_limit
 from cotenant.core.profile import Profile, Profiles
-from cotenant.live.foreign_load import ForeignLoad
+from cotenant.live.foreign_load import ForeignLoad, available_cores
 
 BUSY = 0.1  # of the processors that other programs use, above which a machine is not quiet
 FOREIGN = "foreign_pct"  # the feature of a point: percent of the processors that other programs used meanwhile
@@ -50,13 +49,6 @@ def measure_load(seconds: float = WATCHED) -> MachineLoad | None:
         return None
     load = MachineLoad(used=part * len(cores), processors=len(cores))
     return msgspec.structs.replace(load, slowdown=_slowdown(len(cores), seconds)) if load.busy else load
-
-
-def available_cores() -> tuple[int, ...]:
-    """Return the processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def _slowdown(cores: int, seconds: float) -> float:

@@ -80,7 +80,7 @@ class FakeTime:
 class Idle:
     """A server that runs no batch."""
 
-    is_changing = False
+    is_changing = runs_jobs = False
 
     def busy_seconds(self) -> float:
         return 0.0

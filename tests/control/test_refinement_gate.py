@@ -27,6 +27,7 @@ def test_measurement_begins_once_the_machine_has_been_quiet_for_long_enough() ->
         (QUIET._replace(foreign=None), "what other programs use is not known"),
         (QUIET._replace(own=0.11), "requests are served"),
         (QUIET._replace(changing=True), "the plan is changing"),
+        (QUIET._replace(jobs=True), "a best-effort job runs"),
     ],
 )
 def test_measurement_stops_at_once_and_waits_anew(use: MachineUse, reason: str) -> None:

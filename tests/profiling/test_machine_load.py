@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from cotenant.core.profile import Point, Profile
+from cotenant.live.foreign_load import available_cores
 from cotenant.profiling import machine_load
 from cotenant.profiling.machine_load import (
     FOREIGN,
     MachineLoad,
-    available_cores,
     describe_load,
     foreign_load,
     is_busy,

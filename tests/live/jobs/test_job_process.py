@@ -1,0 +1,273 @@
+"""Jobs that behave badly under a real shim: each ends with its reason, and nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cotenant.worker.jobs.output_file import LIMIT
+from cotenant.worker.jobs.process_tree import descendants
+from tests.live.jobs.shims import LIMIT as PATIENCE
+from tests.live.jobs.shims import Watched, in_loop, is_alive, state_of, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="jobs are held by means of Linux")
+
+FOREVER = "while True: time.sleep(0.01)"
+
+
+@in_loop
+async def test_job_that_exits_in_good_order_completes_with_its_output(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "print('hello'); print('error', file=sys.stderr)")
+    job.process.grant(1000, None)
+    end = await job.ended()
+    assert end.completed and not end.reason
+    assert sorted(job.output.read_text().split()) == ["error", "hello"]
+
+
+@in_loop
+async def test_job_runs_in_the_background_and_first_for_the_oom_killer(tmp_path: Path) -> None:
+    job = Watched(
+        tmp_path,
+        "say('policy', f\"{os.sched_getscheduler(0)} {os.nice(0)} {open('/proc/self/oom_score_adj').read()}\")",
+    )
+    job.process.grant(1000, None)
+    assert (await job.said("policy")).split() == [str(os.SCHED_IDLE), "19", "1000"]
+    await job.ended()
+
+
+@in_loop
+async def test_failing_job_ends_with_status_and_last_line(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "print('no such data', flush=True); sys.exit(7)")
+    job.process.grant(1000, None)
+    end = await job.ended()
+    assert (end.completed, end.reason, end.hopeless) == (False, "it exited with status 7: no such data", False)
+
+
+@in_loop
+async def test_job_that_dies_by_a_signal_says_which(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    job.process.grant(1000, None)
+    assert (await job.ended()).reason == "it was killed by SIGSEGV"
+
+
+@in_loop
+async def test_program_that_is_not_there_is_hopeless(tmp_path: Path) -> None:
+    job = Watched(tmp_path, argv=("/no/such/program",))
+    end = await job.ended()
+    assert (end.reason, end.hopeless) == ("/no/such/program: No such file or directory", True)
+
+
+@in_loop
+async def test_folder_that_is_not_there_is_hopeless(tmp_path: Path) -> None:
+    job = Watched(tmp_path, argv=("true",), directory=tmp_path / "gone")
+    end = await job.ended()
+    assert (end.reason, end.hopeless) == (f"{tmp_path / 'gone'}: No such file or directory", True)
+
+
+@in_loop
+async def test_job_that_forks_and_leaves_its_session_is_killed_whole(tmp_path: Path) -> None:
+    """Each grandchild makes a session of its own, loses its parent and ignores every signal that it may."""
+    program = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in range(5):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    signal.signal(each, signal.SIG_IGN)
+                say(f'grandchild{number}', os.getpid())
+                while True: time.sleep(0.01)
+            os._exit(0)
+    while True: time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    pids = [int(await job.said(f"grandchild{number}")) for number in range(5)]
+    job.process.tell()
+    job.process.kill("its grace is over")
+    end = await job.ended()
+    assert end.reason == "its grace is over"
+    assert not any(is_alive(pid) for pid in pids)
+
+
+@in_loop
+async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    program = """
+    if os.fork() == 0:
+        os.setsid()
+        say('left', os.getpid())
+        while True: time.sleep(0.01)
+    while not os.path.exists('left'): time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    assert (await job.ended()).completed
+    assert not is_alive(int(await job.said("left")))
+
+
+@in_loop
+async def test_share_of_zero_stops_all_processes_and_a_grant_lets_them_go_on(tmp_path: Path) -> None:
+    program = """
+    busy = 'import time\\nwhile True: time.sleep(0.001)'
+    child = subprocess.Popen([sys.executable, '-c', busy], start_new_session=True)
+    say('child', child.pid); say('own', os.getpid())
+    while True: time.sleep(0.001)
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    pids = [int(await job.said(name)) for name in ("own", "child")]
+    job.process.grant(0, None)
+    await until(lambda: [state_of(pid) for pid in pids] == ["T", "T"])
+    job.process.grant(500, None)
+    await until(lambda: not {state_of(pid) for pid in pids} & {"T"})
+    job.process.kill("enough")
+    await job.ended()
+
+
+@in_loop
+async def test_job_does_nothing_before_it_is_granted_a_share(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "say('began')\n" + FOREVER)
+    await until(lambda: [state_of(pid) for pid in descendants(job.process.pid)] == ["T"])
+    assert not (tmp_path / "began").exists()
+    job.process.grant(1, None)
+    await job.said("began")
+    job.process.kill("enough")
+    await job.ended()
+
+
+@in_loop
+async def test_job_that_is_told_runs_although_it_has_no_share(tmp_path: Path) -> None:
+    program = """
+    def save(*_):
+        say('saved'); sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    say('began')
+    while True: time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    await job.said("began")
+    job.process.grant(0, None)
+    job.process.tell()
+    job.process.grant(0, None)
+    assert (await job.ended()).completed
+    assert (tmp_path / "saved").exists()
+
+
+@in_loop
+async def test_job_that_ignores_being_told_is_killed_with_the_reason(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('began')\n" + FOREVER)
+    job.process.grant(1000, None)
+    await job.said("began")
+    job.process.tell()
+    job.process.kill("it did not stop")
+    assert (await job.ended()).reason == "it did not stop"
+
+
+@in_loop
+async def test_output_without_end_is_bounded_and_the_job_goes_on(tmp_path: Path) -> None:
+    program = f"""
+    line = b'x' * 65536
+    for _ in range({3 * LIMIT >> 16}):
+        os.write(1, line)
+    say('done')
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    assert (await job.ended()).completed
+    assert (tmp_path / "done").exists()
+    text = job.output.read_bytes()
+    assert len(text) < LIMIT + 200
+    assert text.endswith(b"[more than 1048576 bytes were printed: the rest is dropped]\n")
+
+
+@in_loop
+async def test_job_that_allocates_more_than_its_memory_fails(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "kept = [bytearray(1 << 20) for _ in range(1 << 10)]", memory=256 << 20)
+    job.process.grant(1000, None)
+    end = await job.ended()
+    assert not end.completed and "MemoryError" in end.reason
+
+
+@in_loop
+async def test_job_whose_processes_together_take_more_than_its_memory_is_killed(tmp_path: Path) -> None:
+    program = """
+    for _ in range(4):
+        if os.fork() == 0: break
+    kept = b'x' * (48 << 20)
+    while True: time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program, memory=128 << 20)
+    job.process.grant(1000, None)
+    end = await job.ended()
+    assert end.reason.startswith("it used ") and end.reason.endswith(" of memory and may have 128 MiB")
+
+
+@in_loop
+async def test_reports_count_the_processor_time_of_processes_that_are_gone(tmp_path: Path) -> None:
+    program = """
+    work = 'import time\\nwhile time.process_time() < 0.4: pass'
+    subprocess.run([sys.executable, '-c', work]); subprocess.Popen([sys.executable, '-c', work]).wait()
+    """
+    job = Watched(tmp_path, program)
+    job.process.grant(1000, None)
+    assert (await job.ended()).processor >= 0.75
+
+
+@in_loop
+async def test_server_that_is_killed_takes_its_jobs_along(tmp_path: Path) -> None:
+    """The server is a process that starts a job and is killed without a chance to do anything."""
+    program = f"""
+import asyncio, pathlib
+from tests.live.jobs.shims import Watched
+async def main():
+    job = Watched(pathlib.Path({str(tmp_path)!r}), '''
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    say("child", os.getpid())
+else:
+    say("own", os.getpid())
+while True: time.sleep(0.01)
+''')
+    job.process.grant(1000, None)
+    pathlib.Path({str(tmp_path / "shim")!r}).write_text(str(job.process.pid))
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+    server = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        watch = [tmp_path / name for name in ("own", "child", "shim")]
+        await until(lambda: server.poll() is not None or all(path.exists() for path in watch))
+        pids = [int(path.read_text()) for path in watch]
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    await until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+@in_loop
+async def test_shim_that_is_killed_takes_its_job_along(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "say('own', os.getpid())\n" + FOREVER)
+    job.process.grant(1000, None)
+    pid = int(await job.said("own"))
+    await until(lambda: job.reports)
+    os.kill(job.process.pid, signal.SIGKILL)
+    end = await asyncio.wait_for(job.end, PATIENCE)
+    assert end.reason == "the process that held it ended"
+    await until(lambda: not is_alive(pid))
+
+
+@in_loop
+async def test_later_attempt_continues_the_output(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        job = Watched(tmp_path, f"print({word!r})")
+        job.process.grant(1000, None)
+        await job.ended()
+    assert job.output.read_text() == "one\ntwo\n"
