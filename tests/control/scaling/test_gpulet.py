@@ -42,6 +42,17 @@ def test_more_than_the_limit_serves_wants_all() -> None:
     assert IncrementalScaling(planner=ELASTIC)(context(ready=1, rates={"a": 9e3})) == {"gpu": 8}
 
 
+def test_a_greedy_planner_that_needs_room_to_use_fewer_devices_gets_it() -> None:
+    """Algorithm 1 serves three models on one of two V100s, and two of them on one alone."""
+
+    def greedy(asked: Problem) -> Plan:
+        plan = ELASTIC(asked)
+        return plan if asked.fleet[0].count != 1 else msgspec.structs.replace(plan, unserved={"a": 1.0})
+
+    wanted = IncrementalScaling(planner=greedy)(context(ready=1, rates={"a": 10.0}))
+    assert ELASTIC(problem({"a": 10.0})).devices_used == 1 and wanted == {"gpu": 2}
+
+
 def test_nothing_to_serve_wants_nothing() -> None:
     assert IncrementalScaling(planner=ELASTIC)(context(ready=3, rates={"a": 0.0})) == {"gpu": 0}
 
