@@ -14,10 +14,12 @@ from cotenant.core.units import WHOLE
 
 
 class StoredJob(msgspec.Struct, frozen=True):
-    """Hold what outlives the server. failures: attempts that count against the job's retries."""
+    """Hold what outlives the server. failures: attempts that count against the job's retries. cancelled: its owner has
+    asked for its end, which has not come yet."""
 
     status: JobStatus
     failures: int = 0
+    cancelled: bool = False
 
 
 class DeviceIdle(msgspec.Struct, frozen=True):
@@ -206,7 +208,8 @@ class GrantShare(msgspec.Struct, frozen=True, tag=True):
 
 
 class TellStop(msgspec.Struct, frozen=True, tag=True):
-    """Tell an attempt to save its checkpoint and exit. It may use what is idle until then, or is killed."""
+    """Tell an attempt to save its checkpoint and exit, which it may do without regard to its share, and while it has
+    none. It is killed where it takes longer than its grace."""
 
     id: JobId
     attempt: int
