@@ -35,7 +35,7 @@ class Watched:
         self.reports: list[Report] = []
         self.end: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         attempt = Attempt(
-            argv=argv or (sys.executable, "-c", _SAY + textwrap.dedent(program)),
+            argv=argv or (sys.executable, "-c", SAY + textwrap.dedent(program)),
             directory=str(directory or folder),
             output=str(self.output),
             memory=memory,
@@ -74,7 +74,7 @@ def in_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., N
     return run
 
 
-_SAY = """
+SAY = """
 import os, pathlib, signal, subprocess, sys, time
 def say(name, text=''):
     pathlib.Path(name + '.new').write_text(str(text))

@@ -1,0 +1,54 @@
+"""Run best-effort jobs beside a server, from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cotenant.backends import Backend
+from cotenant.control.jobs.events import StoredJob
+from cotenant.control.jobs.scheduler import JobScheduler
+from cotenant.core.job import JobId, Training
+from cotenant.live.jobs.attempts import Preparation
+from cotenant.live.jobs.driver import JobDriver, Place
+from cotenant.live.server import Server
+from cotenant.zoo.trainers import trainer
+
+
+@asynccontextmanager
+async def running_jobs(
+    server: Server,
+    backend: Backend,
+    scheduler: JobScheduler,
+    folder: Path,
+    *,
+    grace: float,
+    environment: tuple[str, ...] = (),
+    restored: Sequence[StoredJob] = (),
+    keep: Callable[[StoredJob], None] = lambda stored: None,
+    forget: Callable[[JobId], None] = lambda job: None,
+    place: Place | None = None,
+) -> AsyncIterator[JobDriver]:
+    """Run jobs within the block, beside a server that serves.
+
+    folder: of all jobs, each of which has one of its name in it. grace: seconds that jobs have at the end of the block
+    to save what they have. environment: variables that they get besides the usual ones. restored: jobs of the last run
+    of the server. keep, forget, place: see `JobDriver`.
+    """
+    view = server.serving_view()
+    preparation = Preparation(
+        folder=folder.absolute(), function=function_of, model=view.worker_model, environment=environment
+    )
+    driver = JobDriver(scheduler, view, backend, preparation, keep=keep, forget=forget, place=place)
+    server.show_jobs(driver.statuses)
+    driver.start(restored)
+    try:
+        yield driver
+    finally:
+        await driver.stop(grace)
+
+
+def function_of(work: Training) -> str:
+    """Return the generator function of a training, as ``module:name`` or ``file.py:name``. Raises ConfigError."""
+    return trainer(work.source).function if work.file is None else ":".join(work.file)
