@@ -7,8 +7,8 @@ adapt to them for `--settle` seconds. The same load is sent twice: without rollo
 rollout after the other until there were N of them, each as soon as there is a warm worker. `workers`: every rollout
 goes over to another version of all models, by the same plan, and so replaces all workers; `shares`: every partition
 gets 5 % less, or back, which on processors happens in place. Reported are failed requests (answered by an error, or not
-at all), requests late in both runs, the switch on the event loop, whole rollouts, and the memory of the server and its
-workers before and after.
+at all), requests late in both runs, the switch on the event loop with the processor time that it takes (what is longer,
+the loop waited for a processor), whole rollouts, and the memory of the server and its workers before and after.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import time
 
 import msgspec
 import uvloop
 
 from benchmarks.adaptive import Segment, Served, Tick, arguments, send, sending, served
 from benchmarks.harness import memory, show_result
+from cotenant.control.events import Switch
 from cotenant.core.plan import Partition
 from cotenant.live.deployment import Deployment
 from cotenant.planners import Problem
@@ -41,6 +43,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     switch_ms_p50: float
     switch_ms_p99: float
     switch_ms_max: float
+    switch_processor_ms_max: float
     rollout_s_p50: float
     rollout_s_max: float
     memory_before_mib: float
@@ -83,6 +86,15 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     last: list[Tick] = []
     endless = [Segment(3600.0, given.rates)]
     switches: list[float] = []
+    processor: list[float] = []
+    switch_over = server._rollouts._switch
+
+    def switch(command: Switch) -> None:
+        begun = time.thread_time()
+        switch_over(command)
+        processor.append((time.thread_time() - begun) * 1e3)
+
+    server._rollouts._switch = switch  # type: ignore[method-assign]
     wholes: list[float] = []
 
     async def roll() -> None:
@@ -116,6 +128,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
         switch_ms_p50=statistics.median(switches),
         switch_ms_p99=sorted(switches)[int(0.99 * (len(switches) - 1))],
         switch_ms_max=max(switches),
+        switch_processor_ms_max=max(processor),
         rollout_s_p50=statistics.median(wholes),
         rollout_s_max=max(wholes),
         memory_before_mib=before / 2**20,
@@ -151,7 +164,7 @@ def main() -> None:
         f"{result.rollouts} rollouts ({result.kind}) under {result.requests} requests: {result.failed} failed; "
         f"late {result.late_with * 100:.2f} %, without rollouts {result.late_without * 100:.2f} %; "
         f"switch p50 {result.switch_ms_p50:.2f} ms, p99 {result.switch_ms_p99:.2f} ms, "
-        f"most {result.switch_ms_max:.2f} ms; "
+        f"most {result.switch_ms_max:.2f} ms, of the processor {result.switch_processor_ms_max:.2f} ms; "
         f"rollout p50 {result.rollout_s_p50:.2f} s, most {result.rollout_s_max:.2f} s; memory "
         f"{result.memory_before_mib:.0f} MiB before, {result.memory_after_mib:.0f} MiB after; "
         f"load average {result.load_average:.1f}",

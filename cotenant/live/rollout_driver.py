@@ -281,11 +281,12 @@ class RolloutDriver:
         self._driver.tell(switch.both)
         for ready in switch.ready:
             self._driver.tell(ready)
+        # It is heard once this returns, and before lanes that have drained: to stop them is no part of the switch.
+        self._control.feed(Switched(switch.number))
         self._driver.tell(switch.new)
         self._matcher.lanes = self._wanted
         self._state.lanes = self._wanted
         self._answer(switch.number, None)
-        self._control.feed(Switched(switch.number))
 
     def _ended(self, ended: RolloutEnded) -> None:
         number, status = ended.revision.number, self.orchestrator.rollout.status()

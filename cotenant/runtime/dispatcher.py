@@ -437,6 +437,11 @@ class Dispatcher:
     def _applied(self, specs: tuple[LaneSpec, ...], now: float) -> list[Command]:
         commands: list[Command] = []
         displaced: list[tuple[Lane, list[Request]]] = []
+        observed: dict[str, Queue] = {}  # the queue that ran each model last
+        for lane in self.lanes.values():
+            for queue in lane.queue_list:
+                if queue.ran and (queue.model not in observed or queue.ran > observed[queue.model].ran):
+                    observed[queue.model] = queue
         wanted = {spec.id: spec for spec in specs}
         for lane in list(self.lanes.values()):
             spec = wanted.get(lane.id)
@@ -452,7 +457,10 @@ class Dispatcher:
                 displaced.append((lane, lane.update(spec)))
         for spec in specs:
             if spec.id not in self.lanes:
-                self.lanes[spec.id] = Lane(spec)
+                fresh = self.lanes[spec.id] = Lane(spec)
+                for queue in fresh.queue_list:
+                    if queue.model in observed:
+                        queue.learn_from(observed[queue.model])
         for lane in self.lanes.values():
             lane.routed = []
         holding: dict[str, list[Queue]] = {}

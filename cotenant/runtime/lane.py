@@ -16,6 +16,8 @@ DEVIATION_GAIN: Final = 1 / 4
 # run nothing, and never observe that it is faster.
 MAX_CORRECTION: Final = 2.0
 
+SAME: Final = 1e-9  # relative difference of predictions that are the same: they may be computed differently
+
 MIN_GRACE: Final = 1.0  # seconds after its deadline before a running request expires; longer for a slow batch
 
 
@@ -82,6 +84,14 @@ class Queue:
         self.latencies = spec.latencies
         self.batch = len(spec.latencies)
         self.max_queue_delay = spec.max_queue_delay
+
+    def learn_from(self, other: Queue) -> None:
+        """Take over what was observed of the same model by another lane, if it predicts the same of a batch: with a
+        smaller share, or a plan that counts with a slowdown, its ratio would say something else."""
+        if abs(self.latencies[0] - other.latencies[0]) <= SAME * self.latencies[0]:
+            self.ratio = other.ratio
+            self.deviation = other.deviation
+            self.correction = other.correction
 
     def expected(self, rows: int) -> float:
         """Return the corrected latency of a batch in seconds."""

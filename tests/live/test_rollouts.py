@@ -17,6 +17,7 @@ from rich.console import Console
 
 from cotenant.backends.cpu import Cpu
 from cotenant.cli.status import status_view
+from cotenant.control.orchestrator import Command, Event
 from cotenant.control.revision import MemoryPolicy, PlanRevision
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement
@@ -123,6 +124,24 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
             assert b'cotenant_rollouts_total{outcome="rolled-back"} 1.0' in body
             assert b"cotenant_rollout_revision 1.0" in body
             assert b'cotenant_rollout_phase_seconds_count{phase="rollback"} 1.0' in body
+
+    run(main())
+
+
+def test_switch_is_over_before_old_workers_are_stopped(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            orchestrator, heard = asking.server._rollouts.orchestrator, []
+            handle = orchestrator.handle
+
+            def hear(event: Event, now: float) -> list[Command]:
+                heard.append(type(event).__name__)
+                return handle(event, now)
+
+            asking.server._rollouts._control._pump._handle = hear
+            await asking.server.apply(shared(asking.given, 600))
+            await asking.server._rollouts.idle()
+            assert heard.index("Switched") + 1 == heard.index("Drained")
 
     run(main())
 

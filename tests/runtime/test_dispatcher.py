@@ -315,6 +315,23 @@ def test_time_that_was_lent_is_not_counted_on() -> None:
     assert lent.lanes[LANE_A].queues["m"].correction > 1.4
 
 
+@pytest.mark.parametrize(("latencies", "known"), [(linear(4), True), (linear(2), True), (linear(4, fixed=0.02), False)])
+def test_dispatcher_new_lane_counts_with_what_the_old_one_observed(latencies: tuple[float, ...], known: bool) -> None:
+    """A worker that takes over would accept what its first batches cannot do. Where the plan predicts other latencies,
+    what was observed is of another share, or counted in them already."""
+    dispatcher = started(A)
+    for number in range(20):
+        arrive(dispatcher, number * 1.0, request(number + 1, number * 1.0))
+        dispatcher.handle(Finished(LANE_A, number + 1), number + 0.0165)  # planned: 0.011
+    learnt = dispatcher.lanes[LANE_A].queues["m"]
+    assert learnt.correction > 1.4
+    dispatcher.handle(Applied((A, lane(LANE_B, LaneModel(model="m", latencies=latencies)))), 30.0)
+    fresh = dispatcher.lanes[LANE_B].queues["m"]
+    assert (fresh.ratio, fresh.deviation, fresh.correction) == (
+        (learnt.ratio, learnt.deviation, learnt.correction) if known else (1.0, 0.0, 1.0)
+    )
+
+
 def test_time_that_other_models_were_lent_is_not_counted_on() -> None:
     both = lane(LANE_A, LaneModel(model="m", latencies=linear(1)), LaneModel(model="n", latencies=linear(1)))
     learnt = []
