@@ -76,6 +76,10 @@ TORCH = {
     "bert_train": Recipe(summary="a training step, 109 M weights", slo=1.0),
     "albert_train": Recipe(summary="a training step, 11.7 M weights", slo=1.0),
     "vit_train": Recipe(summary="a training step, 86.6 M weights", slo=1.0),
+    "lenet_train": Recipe(summary="a training step, 62,000 weights", slo=1.0),
+    "resnet18_train": Recipe(summary="a training step on 64x64 images, 11.7 M weights", slo=1.0),
+    "mobilenet_v2_train": Recipe(summary="a training step on 64x64 images, 3.5 M weights", slo=1.0),
+    "alexnet_train": Recipe(summary="a training step on 64x64 images, 61.1 M weights", slo=1.0),
 }
 
 DEMO = tuple(name for name, recipe in ZOO.items() if recipe.demo)

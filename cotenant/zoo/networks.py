@@ -257,7 +257,14 @@ def _step(make: Callable[[], nn.Module], inputs: dict[str, Edge]) -> Network:
 
 
 _PIXELS: dict[str, Edge] = {"image": ("FP32", (3, 224, 224))}
+# Small enough that a step takes a fraction of a second on one processor.
+_SMALL_PIXELS: dict[str, Edge] = {"image": ("FP32", (3, 64, 64))}
 _IDS: dict[str, Edge] = {"input_ids": ("INT64", (TOKENS,))}
+
+
+def _small_step(name: str, **options: Any) -> Network:
+    return _step(lambda: getattr(_torchvision(), name)(weights=None, **options), _SMALL_PIXELS)
+
 
 NETWORKS = {
     "lenet": Network(make=_lenet, inputs={"image": ("FP32", (1, 28, 28))}, outputs={"logits": ("FP32", (10,))}),
@@ -293,4 +300,8 @@ NETWORKS = {
     "bert_train": _step(_base("Bert", "ForSequenceClassification"), _IDS),
     "albert_train": _step(_base("Albert", "ForSequenceClassification"), _IDS),
     "vit_train": _step(_base("ViT", "ForImageClassification", num_labels=CLASSES), _PIXELS),
+    "lenet_train": _step(_lenet, {"image": ("FP32", (1, 28, 28))}),
+    "resnet18_train": _small_step("resnet18"),
+    "mobilenet_v2_train": _small_step("mobilenet_v2", dropout=0.0),
+    "alexnet_train": _small_step("alexnet", dropout=0.0),
 }
