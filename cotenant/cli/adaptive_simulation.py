@@ -19,6 +19,7 @@ from cotenant.core.plan import Plan
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.planning.replan import Replanner
+from cotenant.render.background_jobs import reported_jobs
 from cotenant.render.report import report_table
 from cotenant.render.table import table
 from cotenant.sim.adaptation import Adaptation
@@ -93,7 +94,7 @@ def simulate_adaptive(
 
 def adaptive_view(run: AdaptiveRun) -> RenderableType:
     """Tabulate the report and the decisions."""
-    return Group(report_table(run.report), decision_table(run))
+    return Group(report_table(run.report), *reported_jobs(run.report), decision_table(run))
 
 
 def decision_table(run: AdaptiveRun) -> RenderableType:

@@ -32,6 +32,8 @@ from cotenant.core.plan import Plan
 from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError
 from cotenant.measure.report import Report
+from cotenant.planners.job_placement import without_jobs
+from cotenant.render.background_jobs import reported_jobs
 from cotenant.render.report import report_table
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def simulate(
     if json:
         show_json(result.to_json())
     else:
-        console.print(report_table(result))
+        console.print(report_table(result), *reported_jobs(result), sep="\n")
 
 
 def report_simulation(
@@ -191,7 +193,7 @@ def without_failures(file: Path | None) -> None:
 def simulate_recorded(
     problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int, lend: bool
 ) -> Any:
-    """Simulate with a recorded timeline, showing progress."""
+    """Simulate with a recorded timeline, showing progress; where the plan has jobs, also without them."""
     from cotenant.runtime.dispatcher import Dispatcher
     from cotenant.sim.recorder import Recorder, lane_places
     from cotenant.sim.run import simulate as run
@@ -208,4 +210,8 @@ def simulate_recorded(
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
         report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, lend=lend, handle=recorder)
-    return msgspec.structs.replace(report, timeline=recorder.timeline())
+        report = msgspec.structs.replace(report, timeline=recorder.timeline())
+        if plan != (alone := without_jobs(plan)):
+            other = run(problem, alone, workload, seconds=seconds, seed=seed, failures=failures, lend=lend)
+            report = msgspec.structs.replace(report, without_jobs=other.models)
+    return report

@@ -10,9 +10,12 @@ import math
 import msgspec
 
 from cotenant.core.job import HEAVIEST
+from cotenant.core.model import Kind
 from cotenant.core.profile import MAX_BATCH, Profile
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
+
+_ROUNDING = 1e-6  # ‰
 
 
 class BackgroundJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,3 +68,8 @@ def step_rate(profile: Profile, batch: int, share: int, processors: float) -> fl
     profiled = {point.share: profile.latency(batch, point.share) for point in profile.points}
     smallest = min((known for known, seconds in profiled.items() if seconds < math.inf), default=0)
     return share / smallest / profiled[smallest] if share < smallest else 0.0
+
+
+def legal_share(kind: Kind, share: float) -> int:
+    """Return the largest legal share of a device within a share (‰) that is idle; 0 where there is none."""
+    return max((cut for cut in kind.cuts if cut <= share + _ROUNDING), default=0)

@@ -121,6 +121,12 @@ class _Machine:
         if lane not in self.batches and lane in self.seats:
             self._board.set_work(self.seats[lane].slot, False)
 
+    def idle(self) -> float:
+        """Return the share, in ‰, with which no lane computes now."""
+        computing = [(lane, self.seats[lane]) for lane, batch in self.batches.items() if batch.look == math.inf]
+        loads = self._loads(computing)
+        return max(WHOLE * (1 - sum(min(load, 1.0) for load in loads.values()) / self._processors), 0.0)
+
     def _ending(self, now: float) -> _Batch | None:
         for lane, batch in self.batches.items():
             if batch.look > now:
@@ -152,11 +158,16 @@ class _Machine:
     def _share_cores(self, lanes: Sequence[LaneId]) -> dict[LaneId, float]:
         """Return the speed at which each lane computes, over that on cores of its own. Lanes that float take the cores
         that the pinned ones leave."""
-        loads = dict.fromkeys(self._cores, 0.0)  # threads on a core
         seats = [(lane, self.seats[lane]) for lane in lanes]
+        loads = self._loads(seats)
+        return {lane: sum(1 / max(loads[core], 1.0) for core in seat.cores) / len(seat.cores) for lane, seat in seats}
+
+    def _loads(self, seats: Sequence[tuple[LaneId, _Seat]]) -> dict[int, float]:
+        """Return the threads that compute on each core."""
+        loads = dict.fromkeys(self._cores, 0.0)
         for _, seat in sorted(seats, key=lambda each: len(each[1].cores)):
             _spread(loads, seat)
-        return {lane: sum(1 / max(loads[core], 1.0) for core in seat.cores) / len(seat.cores) for lane, seat in seats}
+        return loads
 
 
 def _spread(loads: dict[int, float], seat: _Seat) -> None:
@@ -206,6 +217,10 @@ class LentProcessors:
                     profile = self._problem.profiles[model.model, device.kind]
                     self._computing[name, model.model] = computing_parts(profile, lane.partition.share, processors)
         self._reschedule()
+
+    def idle(self, device: DeviceId) -> float:
+        """Return the share of a device, in ‰, with which no lane computes now."""
+        return self._machines[device].idle() if device in self._machines else float(WHOLE)
 
     def lends(self, lane: LaneId) -> bool:
         return lane in self._by_lane

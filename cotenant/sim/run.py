@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 
 from cotenant.core.identity import LaneId
@@ -30,6 +31,7 @@ from cotenant.runtime.lane_specs import lane_specs
 from cotenant.sim.adaptation import Adaptation, AdaptationDriver
 from cotenant.sim.applications import drawn_fanouts, reported_slos
 from cotenant.sim.closed_loop import ClosedLoopCallers
+from cotenant.sim.jobs import JobsActor, SimulatedJobs
 from cotenant.sim.lending import LendingActor, LentProcessors
 from cotenant.sim.loop import Actor, Handle, Script, play
 from cotenant.sim.metrics import CountingService
@@ -47,7 +49,7 @@ _BLOCK = 256  # requests generated at a time
 _GLANCE = 1024  # requests between two checks whether the run has shown enough
 
 # The violations that keep a plan from running at all; missed targets are for the run to show.
-_STANDS = ("kind", "count", "id", "sum", "geometry", "memory")
+_STANDS = ("kind", "count", "id", "sum", "geometry", "memory", "job", "job twice", "job profile")
 
 
 def simulate(
@@ -81,6 +83,8 @@ def simulate(
     on a lane, instead of those of profiles and interference. lend: shares of processors are floors, and what is idle is
     lent, as a server does by default; otherwise they are ceilings. handle: replaces that of a new dispatcher, to record
     events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
+    Best-effort jobs run where the plans say, decided by the server's scheduler of jobs.
+
     Raises PlanError for a plan that cannot stand on the problem's devices, or for a rollout during which a device lacks
     the memory for the workers of both plans, and ConfigError for lending where no device has processors.
     """
@@ -92,6 +96,7 @@ def simulate(
     ledgers = {each.name: OutcomeLedger() for each in watched}
     service = Service(seed=seed, overhead=overhead)
     processors = LentProcessors(problem) if lend else None
+    jobs: SimulatedJobs | None = None
 
     def lanes(plan: Plan) -> tuple[LaneSpec, ...]:
         _stands(plan, problem)
@@ -101,6 +106,8 @@ def simulate(
         service.open([lane.spec for lane in lanes.values()], _really(lanes, problem) | dict(observed))
         if processors is not None:
             processors.open(lanes)
+        if jobs is not None:
+            jobs.open(lanes)
 
     def starts(lane: LaneAssignment) -> float:
         return _profiled(lane, problem) if startup is None else startup
@@ -111,6 +118,16 @@ def simulate(
         )
 
     workers = Workers(plan, problem, lanes, opened, starts, wholes)
+    if any(device.jobs for device in plan.devices):
+        rollout = workers.orchestrator.rollout
+        jobs = SimulatedJobs(
+            plan,
+            problem,
+            seconds=seconds,
+            processors=processors,
+            rolling=lambda: rollout.desired is not rollout.revision,
+        )
+        workers.on_devices_gone, workers.on_devices_back = jobs.lose, jobs.restore
     workers.fail(failures)
     workers.change(changes)
     for time, slower in foreign_load:
@@ -121,8 +138,9 @@ def simulate(
         driver.start(plan, problem.rates if adaptation.rates is None else adaptation.rates)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
-    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver, processors)
-    return Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
+    _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver, processors, jobs)
+    report = Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
+    return report if jobs is None else msgspec.structs.replace(report, jobs=jobs.finish())
 
 
 def _slow_down(service: Service, slowdown: float, now: float) -> None:
@@ -158,6 +176,7 @@ def _run(
     over: Over | None = None,
     driver: AdaptationDriver | None = None,
     processors: LentProcessors | None = None,
+    jobs: SimulatedJobs | None = None,
 ) -> None:
     """Simulate, filling the ledgers as requests end."""
     requests, follow = generate_requests(models, workload, seconds, seed)
@@ -168,11 +187,14 @@ def _run(
     began = actor.began if isinstance(actor, Workers) else None
     busy = None if driver is None else driver.busy
     counted = CountingService(ledgers, service, follow, began, busy)
-    if processors is None:
-        play(handle or Dispatcher(), requests, counted.serve, counted.ended, actor)
-        return
-    lending = LendingActor(processors, counted, actor)
-    play(handle or Dispatcher(), requests, lending.serve, counted.ended, lending)
+    serve, ended = counted.serve, counted.ended
+    if processors is not None:
+        actor = lending = LendingActor(processors, counted, actor)
+        serve = lending.serve
+    if jobs is not None:
+        actor = beside = JobsActor(jobs, service, serve, ended, actor)
+        serve, ended = beside.serve, beside.ended
+    play(handle or Dispatcher(), requests, serve, ended, actor)
 
 
 def generate_requests(

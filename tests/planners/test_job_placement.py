@@ -243,13 +243,18 @@ def test_forecast_gives_jobs_what_is_idle_by_their_weights_and_slows_what_is_ser
 
 
 def test_forecast_of_steps_follows_the_profile_at_each_idle_share() -> None:
-    """The lane of half the device is busy for 40 % of the time: the job has half or all of it, a step takes 200 or 100
-    ms."""
-    asked = problem(job(), interference=WideTail(tail=0.0), rates={"served": 20.0})
-    made = place_jobs(plan(HALF), asked)
-    served = forecast(made, asked)
-    busy = served.utilisation["k-0/0"]
-    assert forecast_jobs(made, asked, served)["train"].steps == pytest.approx(busy * 5 + (1 - busy) * 10)
+    """The lane of half the device is busy for some 40 % of the time: the job has half or all of it, where a step takes
+    200 or 100 ms. On processors that changes at any time; on a GPU a step keeps the share with which it began."""
+    gpu = problem(job(), interference=WideTail(tail=0.0), rates={"served": 20.0})
+    made = place_jobs(plan(HALF), gpu)
+    busy = forecast(made, gpu).utilisation["k-0/0"]
+    assert forecast_jobs(made, gpu, forecast(made, gpu))["train"].steps == pytest.approx(
+        1 / (busy * 0.2 + (1 - busy) * 0.1)
+    )
+    cpu = msgspec.structs.replace(gpu, fleet=(msgspec.structs.replace(gpu.fleet[0], processors=2.0),))
+    found = forecast_jobs(made, cpu, forecast(made, cpu))["train"]
+    assert found.steps == pytest.approx(busy * 5 + (1 - busy) * 10)
+    assert found.share_seconds == pytest.approx(2 * found.share)
 
 
 def test_step_rate_below_the_smallest_profiled_share() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cotenant.core.background_job import BackgroundJob, step_rate
+from cotenant.core.background_job import BackgroundJob, legal_share, step_rate
 from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Plan
+from cotenant.core.profile import Profile
 from cotenant.core.units import WHOLE
 from cotenant.planners.capacity import slowdown
 from cotenant.planners.forecast.results import Forecast
@@ -54,23 +56,36 @@ def forecast_jobs(plan: Plan, problem: Problem, served: Forecast) -> dict[str, J
 def _forecast(
     job: BackgroundJob, part: float, device: Device, problem: Problem, utilisation: Mapping[str, float]
 ) -> JobForecast:
-    processors = problem.kind(device.kind).processors
-    profile = problem.profiles[job.model, device.kind]
+    kind = problem.kind(device.kind)
+    processors = kind.processors
     idle = idle_share(device, utilisation)
-    steps = sum(
-        chance * step_rate(profile, job.batch, round(share * part), processors)
-        for share, chance in _idle_distribution(device, utilisation).items()
-    )
-    steps /= _slowdown(job, idle * part, device, problem, utilisation)
+    shares = {share * part: chance for share, chance in _idle_distribution(device, utilisation).items()}
+    steps = _steps_on_processors if processors else _steps_on_gpu
+    rate = steps(problem.profiles[job.model, kind.name], job.batch, shares, kind)
+    rate /= _slowdown(job, idle * part, device, problem, utilisation)
     return JobForecast(
         device=device.id,
         idle=idle / WHOLE,
         share=idle * part / WHOLE,
         share_seconds=idle * part / WHOLE * (processors or 1.0),
-        steps=steps,
-        end=None if job.steps is None or not steps else job.steps / steps,
+        steps=rate,
+        end=None if job.steps is None or not rate else job.steps / rate,
         deadline=job.deadline,
     )
+
+
+def _steps_on_processors(profile: Profile, batch: int, shares: Mapping[float, float], kind: Kind) -> float:
+    """Return the steps per second of a job that has what is idle at each moment. shares: probability of each, in ‰."""
+    return sum(chance * step_rate(profile, batch, round(share), kind.processors) for share, chance in shares.items())
+
+
+def _steps_on_gpu(profile: Profile, batch: int, shares: Mapping[float, float], kind: Kind) -> float:
+    """Return the same where a step has the largest legal share of what is idle when it begins: as it keeps a small one
+    for longer, the mean is that of seconds. None begins where nothing is idle."""
+    rates = {share: step_rate(profile, batch, legal_share(kind, share), 0.0) for share in shares}
+    begins = sum(chance for share, chance in shares.items() if rates[share])
+    seconds = sum(chance / rates[share] for share, chance in shares.items() if rates[share])
+    return begins**2 / seconds if seconds else 0.0
 
 
 def _slowdown(
