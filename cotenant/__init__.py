@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from cotenant.control.event_log import replay
     from cotenant.core.application import Application, Choice, Fixed, Poisson, Stage
+    from cotenant.core.job import BatchInference, Command, JobState, JobStatus, Training
     from cotenant.core.model import Kind, Model
     from cotenant.core.plan import Device, Partition, Placement, Plan
     from cotenant.core.plan_diff import diff_plans
@@ -66,7 +67,9 @@ _HOMES = {
     "Addresses": "app.running_server",
     "Application": "core.application",
     "BackgroundServer": "app.serving",
+    "BatchInference": "core.job",
     "Choice": "core.application",
+    "Command": "core.job",
     "ConfigError": "errors",
     "ConstantMargin": "predictors",
     "CotenantError": "errors",
@@ -74,6 +77,8 @@ _HOMES = {
     "DeviceError": "errors",
     "Fixed": "core.application",
     "JobContext": "worker.jobs.context",
+    "JobState": "core.job",
+    "JobStatus": "core.job",
     "Kind": "core.model",
     "Load": "predictors",
     "Model": "core.model",
@@ -92,6 +97,7 @@ _HOMES = {
     "RunningServer": "app.running_server",
     "Sample": "predictors.samples",
     "Stage": "core.application",
+    "Training": "core.job",
     "WorkerError": "errors",
     "Workload": "workload",
     "check": "planners.check",
@@ -123,7 +129,9 @@ __all__ = [
     "Addresses",
     "Application",
     "BackgroundServer",
+    "BatchInference",
     "Choice",
+    "Command",
     "ConfigError",
     "ConstantMargin",
     "CotenantError",
@@ -131,6 +139,8 @@ __all__ = [
     "DeviceError",
     "Fixed",
     "JobContext",
+    "JobState",
+    "JobStatus",
     "Kind",
     "Load",
     "Model",
@@ -149,6 +159,7 @@ __all__ = [
     "RunningServer",
     "Sample",
     "Stage",
+    "Training",
     "WorkerError",
     "Workload",
     "check",

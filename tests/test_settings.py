@@ -135,6 +135,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     [
         ("http_prot = 1", "unknown key 'http_prot'; did you mean 'http_port'?"),
         ("cpu.kernel = 'quota'", "cpu: unknown key 'kernel'; known here: enforcement, reserve, lend, cuts"),
+        ("tls = {certificate = 'a', kee = 'b'}", "tls: unknown key 'kee'; did you mean 'key'?"),
         ("http_port = 70000", "http_port: 70000 is not a port; write 0 (any free port) to 65535"),
         ("grpc_port = -1", "grpc_port: -1 is not a port"),
         ("cpu.enforcement = 'firmly'", "cpu.enforcement: 'firmly' is not known; take 'quota' or 'throttle'"),

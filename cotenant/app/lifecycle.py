@@ -13,6 +13,7 @@ from typing import BinaryIO
 from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
+from cotenant.app.job_store import open_jobs
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.refinement import refining
 from cotenant.app.reloader import Reloader
@@ -76,7 +77,11 @@ async def running(
     corrections = ProfileCorrections()
     limits = Limits(body=settings.max_body, memory=settings.max_memory)
     memory = MemoryBudget(limits.memory)  # of both front ends and shared memory together
-    async with tracing(settings.otlp_endpoint) as tracer, _opened(settings.event_log) as log:
+    async with (
+        tracing(settings.otlp_endpoint) as tracer,
+        _opened(settings.event_log) as log,
+        open_jobs(settings) as jobs,
+    ):
         server = Server(
             nothing_yet(),
             backend,
@@ -103,6 +108,7 @@ async def running(
             status=server.status,
             startup=server.startup,
             reload=reloader.reload_for_caller,
+            jobs=jobs.service,
             limits=limits,
             memory=memory,
             access=access,
@@ -137,7 +143,7 @@ async def running(
                 _following(poller, settings.repository_poll_interval),
                 refining(settings, backend, server, builder),
             ):
-                yield RunningServer(server, reloader, addresses)
+                yield RunningServer(server, reloader, addresses, jobs.service)
         finally:
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), grpc.stop(settings.grace))

@@ -10,9 +10,11 @@ from numpy.typing import ArrayLike
 
 from cotenant.app.arrays import Arrays, to_arrays, to_tensors
 from cotenant.app.reloader import Reloader
+from cotenant.app.running_jobs import RunningJobs
 from cotenant.config import Settings
 from cotenant.errors import RequestError
 from cotenant.live.deployment import Deployment
+from cotenant.live.job_service import JobService
 from cotenant.live.oip import InferRequest, InferResponse, check_request
 from cotenant.live.server import Server
 from cotenant.live.status import Status
@@ -28,10 +30,11 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningServer:
-    """Operate a server from the event loop that it runs in."""
+    """Operate a server from the event loop that it runs in. jobs: operates its best-effort jobs."""
 
-    def __init__(self, server: Server, reloader: Reloader, addresses: Addresses) -> None:
+    def __init__(self, server: Server, reloader: Reloader, addresses: Addresses, jobs: JobService) -> None:
         self.addresses = addresses
+        self.jobs = RunningJobs(jobs)
         self._server = server
         self._reloader = reloader
 

@@ -15,7 +15,7 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 from numpy.typing import ArrayLike
@@ -25,13 +25,16 @@ from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import running
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.python_repository import PythonModels, check_not_loading, python_repository
+from cotenant.app.running_jobs import RunningJobs
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.settings import Source, settings_from
 from cotenant.app.startup import preparing
 from cotenant.backends import Backend
 from cotenant.config import Settings
+from cotenant.core.job import JobId, JobStatus, Work
 from cotenant.errors import UnavailableError
 from cotenant.live.deployment import Deployment
+from cotenant.live.job_service import JobOutput
 from cotenant.live.status import Status
 
 T = TypeVar("T")
@@ -102,6 +105,7 @@ class BackgroundServer:
 
     def __init__(self, server: RunningServer) -> None:
         self.addresses: Addresses = server.addresses
+        self.jobs = BackgroundJobs(server.jobs, self._call)
         self._server = server
         self._loop = asyncio.get_running_loop()
 
@@ -138,6 +142,44 @@ class BackgroundServer:
             raise UnavailableError(STOPPED) from None
         finally:
             future.cancel()  # where the caller was interrupted
+
+
+class _Blocking(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+class BackgroundJobs:
+    """Operate the best-effort jobs of a server that runs in another thread. Every method blocks until it is done; see
+    `RunningJobs`."""
+
+    def __init__(self, jobs: RunningJobs, call: _Blocking) -> None:
+        self._jobs = jobs
+        self._call = call
+
+    def submit(self, work: Work | str | Path, **options: Any) -> JobStatus:
+        """Submit a job; returns once it is stored. options: as of `RunningJobs.submit`."""
+        return self._call(self._jobs.submit(work, **options))
+
+    def list(self) -> tuple[JobStatus, ...]:
+        return self._call(self._jobs.list())
+
+    def status(self, id: JobId) -> JobStatus:
+        return self._call(self._jobs.status(id))
+
+    def pause(self, id: JobId) -> JobStatus:
+        return self._call(self._jobs.pause(id))
+
+    def resume(self, id: JobId) -> JobStatus:
+        return self._call(self._jobs.resume(id))
+
+    def cancel(self, id: JobId) -> JobStatus:
+        return self._call(self._jobs.cancel(id))
+
+    def output(self, id: JobId, start: int = 0) -> JobOutput:
+        return self._call(self._jobs.output(id, start))
+
+    def wait(self, id: JobId) -> JobStatus:
+        return self._call(self._jobs.wait(id))
 
 
 class _ServerThread:

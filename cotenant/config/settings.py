@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from cotenant.config.interference import PredictorChoice, read_interference
+from cotenant.config.jobs import JobsEntry, JobSettings, read_job_settings
 from cotenant.config.toml import (
     check_exclusive,
     check_one_of,
@@ -150,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool
     otlp_endpoint: str | None
     access: AccessSettings
+    jobs: JobSettings
     models: tuple[ModelSettings, ...]
 
 
@@ -253,6 +255,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     control: str = "loopback"
     tokens: _TokensEntry = msgspec.field(default_factory=_TokensEntry)
     tls: _TlsEntry | None = None
+    jobs: JobsEntry = msgspec.field(default_factory=JobsEntry)
     cpu: _CpuEntry = msgspec.field(default_factory=_CpuEntry)
     gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
     mps: _MpsEntry = msgspec.field(default_factory=_MpsEntry)
@@ -322,6 +325,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         access_log=file.access_log,
         otlp_endpoint=_endpoint(file.otlp_endpoint, f"{place}: otlp_endpoint"),
         access=_access(file, base, place),
+        jobs=read_job_settings(file.jobs, f"{place}: jobs", base, has_tokens=file.tokens.control is not None),
         models=models,
     )
 

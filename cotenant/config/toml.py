@@ -119,6 +119,8 @@ def _keys(type_: type[Any], place: str) -> list[str]:
         info = next(field.type for field in info.fields if field.encode_name == name)
         if isinstance(info, msgspec.inspect.ListType):
             info = info.item_type
+        if isinstance(info, msgspec.inspect.UnionType):  # a table that may be left out
+            info = next(each for each in info.types if isinstance(each, msgspec.inspect.StructType))
     assert isinstance(info, msgspec.inspect.StructType)
     return [field.encode_name for field in info.fields]
 

@@ -10,6 +10,7 @@ import math
 import re
 import shlex
 from enum import StrEnum
+from pathlib import PurePath
 
 import msgspec
 
@@ -139,6 +140,34 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         _check_range("threads", self.threads, 1, MOST_THREADS)
 
 
+class JobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold what is submitted: a `Job` without its id. name: "": what its work suggests."""
+
+    work: Work
+    name: str = ""
+    priority: int = 1
+    memory: int | None = None
+    deadline: float | None = None
+    retries: int = 3
+    grace: float = 10.0
+    threads: int | None = None
+
+    def job(self, number: int) -> Job:
+        """Return the job of that number. Raises ConfigError, with key and value, for values out of range."""
+        name = self.name or _suggested_name(self.work)
+        return Job(
+            id=f"{name}-{number}",
+            name=name,
+            work=self.work,
+            priority=self.priority,
+            memory=self.memory,
+            deadline=self.deadline,
+            retries=self.retries,
+            grace=self.grace,
+            threads=self.threads,
+        )
+
+
 class JobState(StrEnum):
     """Say where a job stands: it waits, has a process, was paused by its owner, or ended in one of three ways."""
 
@@ -205,6 +234,17 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     predicted_end: float | None = None
     will_miss_deadline: bool = False
     interference: JobInterference = JobInterference()
+
+
+def _suggested_name(work: Work) -> str:
+    match work:
+        case Training(source=source):
+            suggested = source if work.file is None else PurePath(work.file[0]).stem
+        case BatchInference(model=model):
+            suggested = model
+        case Command(argv=argv):
+            suggested = PurePath(argv[0]).name
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", suggested).strip("._-")[:LONGEST_NAME] or "job"
 
 
 def _check_range(key: str, value: float | None, least: float, most: float) -> None:

@@ -13,6 +13,7 @@ from cotenant.core.job import (
     BatchInference,
     Command,
     Job,
+    JobRequest,
     JobState,
     JobStatus,
     Progress,
@@ -130,3 +131,26 @@ def test_training_of_a_file_tells_file_and_function_apart() -> None:
 )
 def test_work_is_described_in_a_few_words(work: Work, words: str) -> None:
     assert describe_work(work) == words
+
+
+@pytest.mark.parametrize(
+    ("work", "id"),
+    [
+        (Training(source="digits"), "digits-7"),
+        (Training(source="/home/a/train it.py:epochs"), "train-it-7"),
+        (BatchInference(model="bert base", input="a", output="b"), "bert-base-7"),
+        (Command(argv=("/usr/bin/python3", "x.py")), "python3-7"),
+        (Command(argv=("..",)), "job-7"),
+        (Command(argv=("é" * 5,)), "job-7"),
+        (Command(argv=("a" * 99,)), "a" * 64 + "-7"),
+    ],
+)
+def test_job_without_a_name_gets_that_of_its_work(work: Work, id: str) -> None:
+    assert JobRequest(work=work).job(7).id == id
+
+
+@given(job=jobs)
+def test_job_is_what_was_requested(job: Job) -> None:
+    values = {key: value for key, value in msgspec.structs.asdict(job).items() if key != "id"}
+    made = JobRequest(**values).job(3)
+    assert made == msgspec.structs.replace(job, id=f"{job.name}-3")

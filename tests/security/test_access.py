@@ -34,6 +34,14 @@ HTTP = {
     "GET /cotenant/events": "observe",
     "GET /cotenant/status": "observe",
     "POST /cotenant/reload": "control",
+    "GET /cotenant/jobs": "observe",
+    "POST /cotenant/jobs": "control",
+    "GET /cotenant/jobs-key": "control",
+    "GET /cotenant/jobs/job-1": "observe",
+    "DELETE /cotenant/jobs/job-1": "control",
+    "POST /cotenant/jobs/job-1/pause": "control",
+    "POST /cotenant/jobs/job-1/resume": "control",
+    "GET /cotenant/jobs/job-1/output": "control",
     "GET /metrics": "observe",
     "GET /openapi.json": "metadata",
     "GET /v2": "metadata",
@@ -93,7 +101,7 @@ GRPC = {
 
 def path_of(template: str) -> str:
     """Return the simplest path of a route."""
-    names = {"model": "m", "file": "page.js", "repository": "other"}
+    names = {"model": "m", "file": "page.js", "repository": "other", "job": "job-1"}
     return re.sub(r"\{(\w+)\}", lambda found: names[found[1]], re.sub(r"\[.*?\]", "", template))
 
 

@@ -12,6 +12,7 @@ CLASSES = {
     *("pickled sockets", "code in model files", "traversal and links", "missing authorisation", "CSRF and rebinding"),
     *("chunked bodies", "quadratic parsing", "integer overflow and giant shapes", "deep recursion", "shared memory"),
     *("double ends on cancel", "smuggling", "header bytes 0x80 to 0xFF", "HTTP/2 resets", "fetched URLs", "pipelining"),
+    "jobs without authentication",
 }
 
 

@@ -23,6 +23,7 @@ HEADERS = frozenset(
         b"accept",
         b"accept-encoding",
         b"authorization",
+        b"cotenant-proof",
         b"connection",
         b"content-encoding",
         b"content-length",

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from cotenant import __version__
+from cotenant.core.job import JobRequest, JobStatus
 from cotenant.core.tensor import TensorSpec
 from cotenant.live.access import Permission
+from cotenant.live.job_service import JobList, JobOutput, KeyFile
 from cotenant.live.oip import IndexEntry
 from cotenant.live.shared_memory import RegionStatus
 
@@ -91,6 +93,11 @@ SCHEMAS: Mapping[str, Any] = {
     "Index": list[IndexEntry],
     "Regions": list[RegionStatus],
     "Registration": Registration,
+    "JobRequest": JobRequest,
+    "JobStatus": JobStatus,
+    "JobList": JobList,
+    "JobOutput": JobOutput,
+    "KeyFile": KeyFile,
     "object": dict[str, Any],
     "Error": ErrorAnswer,
 }
@@ -126,7 +133,9 @@ def paths_of(template: str) -> Iterator[str]:
 
 def openapi_document(routes: Iterable[tuple[str, Mapping[bytes, Described]]]) -> dict[str, Any]:
     """Return the document of routes: templates of paths, with what each method does."""
-    schemas, components = msgspec.json.schema_components(SCHEMAS.values(), ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(
+        SCHEMAS.values(), schema_hook=_schema_of_identity, ref_template="#/components/schemas/{name}"
+    )
     known = dict(zip(SCHEMAS, schemas, strict=True))
     paths: dict[str, Any] = {}
     for template, endpoints in routes:
@@ -147,6 +156,11 @@ def openapi_document(routes: Iterable[tuple[str, Mapping[bytes, Described]]]) ->
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _schema_of_identity(kind: type[Any]) -> dict[str, Any]:
+    """Return the schema of a device's or lane's name, the only types of ours that are text."""
+    return {"type": "string"}
 
 
 def _operation(path: str, endpoint: Described, schemas: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qs, unquote_to_bytes
 
 import httptools
 import msgspec
@@ -25,6 +25,8 @@ from cotenant.live.generate import EVENTS, decode_generate, encode_generate, err
 from cotenant.live.http.openapi import Registration, openapi_document
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.response import EventStream, TextResponse
+from cotenant.live.job_proof import HEADER
+from cotenant.live.job_service import JobService
 from cotenant.live.metrics import render
 from cotenant.live.oip import Core, Data, InferResponse, model_metadata, server_metadata
 from cotenant.live.page import PageFeed
@@ -33,13 +35,15 @@ from cotenant.live.page.assets import INDEX, SECURITY, asset
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What handlers answer from. page: feeds the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
-    startup: says how far the start of the server is, empty once it has started; reload: has the settings read again."""
+    startup: says how far the start of the server is, empty once it has started; reload: has the settings read again;
+    jobs: answers about best-effort jobs."""
 
     core: Core
     page: PageFeed | None = None
     status: Callable[[], Awaitable[Any]] | None = None
     startup: Callable[[], str] = lambda: ""
     reload: Callable[[], Awaitable[None]] | None = None
+    jobs: JobService | None = None
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -50,6 +54,7 @@ class Route(msgspec.Struct, frozen=True):
     version: str = ""
     file: str = ""
     region: str = ""
+    job: str = ""
 
     @property
     def infers(self) -> bool:
@@ -86,10 +91,10 @@ def find_route(url: bytes) -> Route | None:
         if match := pattern.fullmatch(path):
             groups = match.groupdict("")
             try:
-                model, region = (unquote_to_bytes(groups.get(name, "")).decode() for name in ("model", "region"))
+                model, region, job = (unquote_to_bytes(groups.get(n, "")).decode() for n in ("model", "region", "job"))
             except UnicodeDecodeError:
                 return None
-            return Route(endpoints, model, groups.get("version", ""), groups.get("file", ""), region)
+            return Route(endpoints, model, groups.get("version", ""), groups.get("file", ""), region, job)
     return None
 
 
@@ -117,6 +122,49 @@ async def _reload(services: Services, route: Route, request: RequestCycle) -> An
         raise NotFoundError("Not Found")
     await services.reload()
     return TextResponse(b"")
+
+
+def _jobs_of(services: Services) -> JobService:
+    if services.jobs is None:
+        raise NotFoundError("Not Found")
+    return services.jobs
+
+
+def _list_jobs(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).jobs()
+
+
+def _job_key(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).key_file()
+
+
+async def _submit_job(services: Services, route: Route, request: RequestCycle) -> Any:
+    proof = request.headers.get(PROOF, b"").decode("latin-1")
+    return await _jobs_of(services).submit_for_caller(bytes(request.body), JOBS, proof)
+
+
+def _job(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).status(route.job)
+
+
+def _pause_job(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).pause(route.job)
+
+
+def _resume_job(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).resume(route.job)
+
+
+def _cancel_job(services: Services, route: Route, request: RequestCycle) -> Any:
+    return _jobs_of(services).cancel(route.job)
+
+
+async def _job_output(services: Services, route: Route, request: RequestCycle) -> Any:
+    query = parse_qs((httptools.parse_url(request.url).query or b"").decode("latin-1"))
+    start = query.get("from", ["0"])[-1]
+    if not re.fullmatch("-?[0-9]{1,15}", start):
+        raise InvalidError(f"from: {start[:100]!r} is no number of bytes; write 0 for all, -1000 for the last thousand")
+    return await _jobs_of(services).output(route.job, int(start))
 
 
 async def metrics(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -273,6 +321,8 @@ _NAMED_REPOSITORY = {b"POST": Endpoint(_reject_named_repository, Permission.CONT
 _MODEL = "/v2/models/{model}"
 _VERSION = f"{_MODEL}[/versions/{{version}}]"
 _REPOSITORY = "/v2/repository/{repository}"
+JOBS = "/cotenant/jobs"
+PROOF = HEADER.lower().encode()
 _REGION = "/v2/systemsharedmemory[/region/{region}]"
 _CUDA_REGION = "/v2/cudasharedmemory[/region/{region}]"
 
@@ -287,6 +337,30 @@ ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
     ),
     ("/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE, "Models, plan and workers", gives="object")}),
     ("/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL, "Reload the configuration")}),
+    (
+        JOBS,
+        {
+            b"GET": Endpoint(_list_jobs, Permission.OBSERVE, "Best-effort jobs", gives="JobList"),
+            b"POST": Endpoint(_submit_job, Permission.CONTROL, "Submit a best-effort job", "JobRequest", "JobStatus"),
+        },
+    ),
+    (
+        f"{JOBS}-key",
+        {b"GET": Endpoint(_job_key, Permission.CONTROL, "Where the key lies that proves who submits", gives="KeyFile")},
+    ),
+    (
+        f"{JOBS}/{{job}}",
+        {
+            b"GET": Endpoint(_job, Permission.OBSERVE, "Where a job stands", gives="JobStatus"),
+            b"DELETE": Endpoint(_cancel_job, Permission.CONTROL, "Cancel a job", gives="JobStatus"),
+        },
+    ),
+    (f"{JOBS}/{{job}}/pause", {b"POST": Endpoint(_pause_job, Permission.CONTROL, "Pause a job", gives="JobStatus")}),
+    (f"{JOBS}/{{job}}/resume", {b"POST": Endpoint(_resume_job, Permission.CONTROL, "Resume it", gives="JobStatus")}),
+    (
+        f"{JOBS}/{{job}}/output",
+        {b"GET": Endpoint(_job_output, Permission.CONTROL, "What it wrote, from byte `from` on", gives="JobOutput")},
+    ),
     ("/metrics", {b"GET": Endpoint(metrics, Permission.OBSERVE, "Metrics for Prometheus", gives="text/plain")}),
     ("/openapi.json", {b"GET": Endpoint(_openapi, Permission.METADATA, "This document", gives="object")}),
     ("/v2", {b"GET": Endpoint(_server_metadata, Permission.METADATA, "The server", gives="ServerMetadata")}),

@@ -16,6 +16,7 @@ from cotenant.live.http.listener import Listener
 from cotenant.live.http.load_shedding import LoadShedder
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.routes import Services
+from cotenant.live.job_service import JobService
 from cotenant.live.limits import Limits, MemoryBudget
 from cotenant.live.oip import Core
 from cotenant.live.page import PageFeed
@@ -24,7 +25,7 @@ from cotenant.live.page import PageFeed
 class HttpServer:
     """Serve a core over HTTP. page: feeds what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
     startup: says how far the start of the server is, empty once it has started; reload: has the settings read again, on
-    a POST to ``/cotenant/reload``.
+    a POST to ``/cotenant/reload``; jobs: answers below ``/cotenant/jobs``.
 
     only_metrics: offer nothing else, for an address that more people may reach. memory: what bodies and responses are
     counted in; a budget of its own where none is given. access: who may do what; by default
@@ -40,6 +41,7 @@ class HttpServer:
         status: Callable[[], Awaitable[Any]] | None = None,
         startup: Callable[[], str] = lambda: "",
         reload: Callable[[], Awaitable[None]] | None = None,
+        jobs: JobService | None = None,
         only_metrics: bool = False,
         limits: Limits | None = None,
         memory: MemoryBudget | None = None,
@@ -48,7 +50,7 @@ class HttpServer:
         log_access: bool = False,
     ) -> None:
         limits = limits or Limits()
-        services = Services(core=core, page=page, status=status, startup=startup, reload=reload)
+        services = Services(core=core, page=page, status=status, startup=startup, reload=reload, jobs=jobs)
         self.shedder = LoadShedder(core, time.monotonic)
         self._handler = RequestHandler(
             services,

@@ -1,0 +1,228 @@
+"""Jobs outlive the server, and no trouble with their file does more than lose what it held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.app import job_store
+from cotenant.app.job_store import JobStore, jobs_folder, open_jobs
+from cotenant.app.server_state import state_path
+from cotenant.config import Settings, read_settings
+from cotenant.config.jobs import JobSettings
+from cotenant.control.jobs.events import StoredJob
+from cotenant.core.identity import DeviceId
+from cotenant.core.job import Command, Job, JobState, JobStatus, Progress
+
+
+def stored(number: int, *, failures: int = 0) -> StoredJob:
+    job = Job(id=f"job-{number}", name="job", work=Command(argv=("true",)))
+    status = JobStatus(
+        job=job,
+        state=JobState.RUNNING,
+        device=DeviceId("cpu"),
+        progress=Progress(steps=3, metrics={"accuracy": 1 / 3}),
+        submitted_at=float(number),
+    )
+    return StoredJob(status, failures)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[JobStore]:
+    store = JobStore(tmp_path / "new" / "jobs")
+    assert store.open() == ""
+    yield store
+    store.close()
+
+
+def reopened(store: JobStore) -> JobStore:
+    store.close()
+    again = JobStore(store.folder)
+    assert again.open() == ""
+    return again
+
+
+def test_jobs_are_what_was_kept_in_the_order_of_their_first_time(store: JobStore) -> None:
+    assert store.load() == ()
+    for number in (2, 10, 1):
+        store.keep(stored(number))
+    store.keep(stored(10, failures=1))
+    assert store.flush()
+    again = reopened(store)
+    assert again.load() == (stored(2), stored(10, failures=1), stored(1))
+    again.close()
+
+
+def test_number_is_never_given_twice(store: JobStore) -> None:
+    numbers = [store.next_number() for _ in range(3)]
+    assert numbers == [1, 2, 3]
+    for number in numbers:
+        store.keep(stored(number))
+    store.forget("job-3")
+    again = reopened(store)
+    again.load()
+    assert again.next_number() == 4
+    again.close()
+
+
+def test_job_that_is_forgotten_takes_its_folder_with_it(store: JobStore) -> None:
+    store.keep(stored(1))
+    (store.folder_of("job-1") / "checkpoint").mkdir(parents=True)
+    store.forget("job-1")
+    assert store.flush()
+    assert store.load() == ()
+    assert not store.folder_of("job-1").exists()
+
+
+def test_folder_is_its_users_alone(store: JobStore) -> None:
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+
+
+def test_folder_without_jobs_is_removed_at_the_end(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "jobs")
+    assert store.open() == ""
+    store.close()
+    assert not (tmp_path / "jobs").exists()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "mine.txt").write_text("x")
+    assert store.open() == ""
+    store.close()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["mine.txt"]
+
+
+def test_second_server_is_told_that_the_folder_is_in_use(store: JobStore) -> None:
+    second = JobStore(store.folder)
+    assert second.open() == (
+        f"another server keeps its jobs in {store.folder}; give this one a folder of its own (jobs.folder)"
+    )
+    second.close()
+    store.keep(stored(1))
+    assert store.flush()  # the first was not disturbed
+    assert store.key is not None
+
+
+def test_folder_that_cannot_be_made_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert JobStore(tmp_path / "file" / "jobs").open() == (
+        f"{tmp_path}/file/jobs: Not a directory; name another folder (jobs.folder)"
+    )
+
+
+def test_broken_file_is_put_aside_and_numbers_go_on_after_the_folders(
+    store: JobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.folder / "jobs.sqlite").write_bytes(b"no database" * 100)
+    (store.folder / "digits-41").mkdir()
+    with caplog.at_level(logging.WARNING):
+        assert store.load() == ()
+    assert "are broken, and now jobs.sqlite.broken" in caplog.text
+    assert (store.folder / "jobs.sqlite.broken").exists()
+    assert store.next_number() == 42
+    store.keep(stored(42))
+    assert store.flush()
+    assert store.load() == (stored(42),)
+
+
+@pytest.mark.parametrize("value", ["{", "[]", '{"status":{"job":1}}', '{"status":null}'])
+def test_row_that_cannot_be_read_puts_the_file_aside(store: JobStore, value: str) -> None:
+    store.keep(stored(1))
+    assert store.flush()
+    with sqlite3.connect(store.folder / "jobs.sqlite") as database:
+        database.execute("UPDATE jobs SET value = ?", (value,))
+    database.close()
+    assert store.load() == ()
+    assert "broken" in store.problem
+
+
+def test_values_out_of_range_put_the_file_aside(store: JobStore) -> None:
+    text = msgspec.json.encode(stored(1), enc_hook=str).decode().replace('"priority":1', '"priority":0')
+    store.keep(stored(1))
+    assert store.flush()
+    with sqlite3.connect(store.folder / "jobs.sqlite") as database:
+        database.execute("UPDATE jobs SET value = ?", (text,))
+    database.close()
+    assert store.load() == ()
+    assert "priority: 0 must lie between 1 and 100" in store.problem
+
+
+def test_what_cannot_be_written_is_tried_again(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_store, "RETRY", 0.01)
+    connect = JobStore._connect
+
+    def full(self: JobStore) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(JobStore, "_connect", full)
+    with caplog.at_level(logging.WARNING):
+        store.keep(stored(1))
+        assert not store.flush()
+        store.keep(stored(2))
+    assert store.problem == f"{store.folder}/jobs.sqlite: cannot keep jobs for a restart: database or disk is full"
+    monkeypatch.setattr(JobStore, "_connect", connect)
+    while not store.flush(60.0):
+        pass
+    assert store.problem == ""
+    assert store.load() == (stored(1), stored(2))
+    assert len(caplog.records) == 1  # said once
+
+
+def test_end_waits_for_no_disk_that_is_full(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: JobStore) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(JobStore, "_connect", full)
+    store.keep(stored(1))
+    store.close()
+    assert store._writer is not None
+    assert not store._writer.is_alive()
+
+
+def test_file_that_is_locked_costs_nothing_but_its_jobs(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_store, "LOCKED", 0.01)
+    store.keep(stored(1))
+    assert store.flush()
+    with sqlite3.connect(store.folder / "jobs.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert store.load() == ()
+        assert "locked" in store.problem
+        other.execute("ROLLBACK")
+    other.close()
+    assert store.load() == (stored(1),)
+
+
+# The settings of a server
+
+
+def settings_of(tmp_path: Path, text: str = "") -> Settings:
+    (tmp_path / "serve.toml").write_text(f'state = "state.sqlite"\n{text}')
+    return read_settings(tmp_path / "serve.toml")
+
+
+def test_jobs_lie_beside_the_state_or_where_the_settings_say(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    assert jobs_folder(settings) == tmp_path / "state.jobs"
+    assert jobs_folder(settings).parent == state_path(settings).parent
+    assert jobs_folder(settings_of(tmp_path, '[jobs]\nfolder = "batch"')) == tmp_path / "batch"
+
+
+def test_server_without_jobs_says_why(tmp_path: Path) -> None:
+    async def problem(settings: Settings) -> str:
+        async with open_jobs(settings) as jobs:
+            assert jobs.store is None
+            return jobs.service.jobs().problem
+
+    settings = settings_of(tmp_path)
+    off = msgspec.structs.replace(settings, jobs=JobSettings(enabled=False))
+    assert asyncio.run(problem(off)) == "jobs.enabled = false in the settings"
+    assert not (tmp_path / "state.jobs").exists()
+    (tmp_path / "state.jobs").write_text("")
+    assert asyncio.run(problem(settings)) == f"{tmp_path}/state.jobs: File exists; name another folder (jobs.folder)"
