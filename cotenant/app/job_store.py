@@ -78,7 +78,6 @@ async def open_jobs(settings: Settings) -> AsyncIterator[OpenJobs]:
     try:
         yield OpenJobs(store, service)
     finally:
-        service.detach("the server stops")
         await asyncio.to_thread(store.close)
 
 

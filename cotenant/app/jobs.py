@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cotenant.app.job_store import OpenJobs
 from cotenant.backends import Backend
+from cotenant.config import Settings
 from cotenant.control.jobs.events import StoredJob
 from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.job import JobId, Training
 from cotenant.live.jobs.attempts import Preparation
 from cotenant.live.jobs.driver import JobDriver, Place
 from cotenant.live.server import Server
-from cotenant.zoo.trainers import trainer
+from cotenant.zoo.trainers import TRAINERS, trainer
+
+
+@asynccontextmanager
+async def taking_jobs(settings: Settings, server: Server, backend: Backend, jobs: OpenJobs) -> AsyncIterator[None]:
+    """Take jobs of callers within the block, and go on with those of the last run, where the settings allow any."""
+    if jobs.store is None:
+        yield
+        return
+    store = jobs.store
+    restored = await asyncio.to_thread(store.load)
+    async with running_jobs(
+        server,
+        backend,
+        JobScheduler(),
+        store.folder,
+        grace=settings.grace,
+        environment=settings.worker_environment,
+        restored=restored,
+        keep=store.keep,
+        forget=store.forget,
+    ) as driver:
+        jobs.service.attach(driver, sources=TRAINERS)
+        try:
+            yield
+        finally:
+            jobs.service.detach("the server stops")
 
 
 @asynccontextmanager

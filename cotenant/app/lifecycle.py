@@ -14,6 +14,7 @@ from cotenant.app.access import grpc_tls, http_tls, read_access
 from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.job_store import open_jobs
+from cotenant.app.jobs import taking_jobs
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.refinement import refining
 from cotenant.app.reloader import Reloader
@@ -142,6 +143,7 @@ async def running(
                 _kept(server, builder),
                 _following(poller, settings.repository_poll_interval),
                 refining(settings, backend, server, builder),
+                taking_jobs(settings, server, backend, jobs),
             ):
                 yield RunningServer(server, reloader, addresses, jobs.service)
         finally:
