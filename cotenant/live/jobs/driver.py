@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from cotenant.backends import Backend
 from cotenant.backends.cgroup import cpu_limit
 from cotenant.control.jobs.events import (
@@ -25,6 +27,7 @@ from cotenant.control.jobs.events import (
     JobCommand,
     JobEvent,
     JobExited,
+    JobInterfered,
     JobPlaced,
     JobProgressed,
     JobRefused,
@@ -50,6 +53,7 @@ from cotenant.live.event_pump import EventPump
 from cotenant.live.foreign_load import available_cores
 from cotenant.live.jobs.attempts import Preparation
 from cotenant.live.jobs.idle_share import IdleMeter, memory_for_jobs, processors
+from cotenant.live.jobs.interference import JobSlowdowns, Seconds
 from cotenant.live.jobs.job_process import JobProcess
 from cotenant.live.jobs.pressure import PressureWatch, ServingCounts
 from cotenant.worker.jobs.messages import Ended, Report
@@ -72,6 +76,8 @@ class Serving(Protocol):
     def idle_of(self, device: DeviceId, now: float) -> int | None: ...
 
     def models(self) -> frozenset[str]: ...
+
+    def batch_seconds(self) -> Seconds: ...
 
 
 class _Running:
@@ -128,6 +134,8 @@ class JobDriver:
         )
         self._running: dict[JobId, _Running] = {}
         self._watch = PressureWatch()
+        self._slowdowns = JobSlowdowns()
+        self._had: frozenset[JobId] = frozenset()  # jobs with a share at the last observation
         cores = available_cores() if backend.name == "cpu" else ()
         self._capacity = processors(cores, cpu_limit()) if cores else 1.0
         self._meter = IdleMeter(cores, self._capacity) if cores else None
@@ -284,7 +292,9 @@ class JobDriver:
     def _ended(self, running: _Running, ended: Ended) -> None:
         self._count(running)
         del self._running[running.job.id]
-        if not ended.completed:
+        if ended.completed:
+            self._slowdowns.forget(running.job.id)
+        else:
             logger.warning("job %s, attempt %d, ended: %s", running.job.id, running.attempt, ended.reason)
         self.feed(
             JobExited(
@@ -352,6 +362,17 @@ class JobDriver:
             self.feed(ModelsChanged(models))
         if (idle := await self._idle()) is not None:
             self.feed(DevicesObserved(idle))
+        self._observe_slowdowns()
+
+    def _observe_slowdowns(self) -> None:
+        """Tell by how much batches of what is served take longer beside each job."""
+        had, self._had = self._had, frozenset(each.job.id for each in self._running.values() if each.share)
+        self._slowdowns.observe(self._serving.batch_seconds(), had | self._had)
+        known = {status.job.id: status.interference for status in self._scheduler.statuses()}
+        for job in self._had:
+            seen = msgspec.structs.replace(known[job], serving_observed=self._slowdowns.slowdown(job))
+            if seen != known[job]:
+                self.feed(JobInterfered(job, seen))
 
     async def _idle(self) -> dict[DeviceId, DeviceIdle] | None:
         """Return what is idle by device; None where that is not known yet."""

@@ -6,6 +6,7 @@ from cotenant.core.identity import DeviceId
 from cotenant.core.units import WHOLE
 from cotenant.errors import NotFoundError
 from cotenant.live.driver import Driver
+from cotenant.live.jobs.interference import Seconds
 from cotenant.live.jobs.pressure import ServingCounts
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
@@ -79,6 +80,16 @@ class ServingView:
             for model in deployment.problem.models
             if model.name in deployment.offered and deployment.offered[model.name].ensemble is None
         )
+
+    def batch_seconds(self) -> Seconds:
+        """Return what batches took so far, and what they were to take as profiled alone, in sums by model."""
+        return {
+            name: (
+                sum(partition.observed.seconds for partition in counts.partitions.values()),
+                sum(partition.alone.seconds for partition in counts.partitions.values()),
+            )
+            for name, counts in self._observer.models.items()
+        }
 
     def worker_model(self, name: str) -> WorkerModel:
         """Return what runs a model. Raises NotFoundError."""

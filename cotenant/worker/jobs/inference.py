@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,9 @@ def infer(job: JobContext) -> Steps:
         for batch in inputs.batches(outputs.rows, size):
             rows = len(next(iter(batch.values())))
             fed = batch if model.batched else {name: array[0] for name, array in batch.items()}
+            begun = time.monotonic()
             answers: list[tuple[str, Array]] = runner.run(fed)
+            time.sleep(max(begun + runner.minimum_seconds(rows) - time.monotonic(), 0.0))
             if not model.batched:
                 answers = [(name, array[None]) for name, array in answers]
             elif wrong := next((name for name, array in answers if array.shape[:1] != (rows,)), None):

@@ -9,8 +9,10 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cotenant.app.jobs import function_of
 from cotenant.backends.fake import Fake
 from cotenant.control.jobs.events import (
     JobCancelAsked,
@@ -25,11 +27,13 @@ from cotenant.control.jobs.options import JobsOptions
 from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.identity import DeviceId
 from cotenant.core.job import BatchInference, Command, Job, JobState, JobStatus, Training
+from cotenant.core.tensor import TensorSpec
 from cotenant.errors import ConfigError, NotFoundError
 from cotenant.live.jobs import driver as module
 from cotenant.live.jobs.attempts import Preparation
 from cotenant.live.jobs.driver import JobDriver
 from cotenant.live.jobs.pressure import ServingCounts
+from cotenant.worker.wire import WorkerModel
 from tests.live.jobs.shims import SAY, in_loop, is_alive, state_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="jobs are held by means of Linux")
@@ -44,6 +48,7 @@ class Server:
         self.idle = 1000
         self.seen = ServingCounts(arrived=0, ended=0, missed=0)
         self.loaded = frozenset({"digits"})
+        self.took = {"digits": (10.0, 10.0)}
 
     def counts(self) -> ServingCounts:
         return self.seen
@@ -56,6 +61,9 @@ class Server:
 
     def models(self) -> frozenset[str]:
         return self.loaded
+
+    def batch_seconds(self) -> dict[str, tuple[float, float]]:
+        return self.took
 
 
 class World:
@@ -80,12 +88,12 @@ class World:
         await until(condition)
 
 
-def _no_function(work: Training) -> str:
-    raise ConfigError(f"source: nothing trains {work.source}")
-
-
-def _no_model(name: str) -> object:
-    raise NotFoundError(f"model '{name}' is gone")
+def model_of(name: str) -> WorkerModel:
+    """A model that takes 5 ms for a row."""
+    if name != "digits":
+        raise NotFoundError(f"model '{name}' is gone")
+    x = TensorSpec("x", "FP32", (-1, 2))
+    return WorkerModel(name=name, inputs=(x,), outputs=(TensorSpec("y", "FP32", (-1, 2)),), latencies=(0.005,))
 
 
 @contextlib.asynccontextmanager
@@ -95,7 +103,7 @@ async def world(
     monkeypatch.setattr(module, "OBSERVE", 0.01)
     monkeypatch.setattr(module, "LOOK", 0.01)
     server = Server()
-    preparation = Preparation(folder=folder, function=_no_function, model=_no_model)  # type: ignore[arg-type]
+    preparation = Preparation(folder=folder, function=function_of, model=model_of)
     scheduler = JobScheduler(JobsOptions(first_delay=0.01))
     driver = JobDriver(scheduler, server, Fake(), preparation, **options)  # type: ignore[arg-type]
     driver.start(restored)
@@ -140,7 +148,7 @@ async def test_training_that_nobody_knows_fails_at_once(tmp_path: Path, monkeypa
     async with world(tmp_path, monkeypatch) as jobs:
         jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=Training(source="x"))))
         await jobs.until(lambda: jobs.status().state is JobState.FAILED)
-        assert jobs.status().reason == "source: nothing trains x"
+        assert jobs.status().reason.startswith("source: the zoo trains no 'x'")
 
 
 @in_loop
@@ -151,6 +159,68 @@ async def test_inference_waits_for_its_model(tmp_path: Path, monkeypatch: pytest
         jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=work)))
         await jobs.until(lambda: "digits" in jobs.status().reason)
         assert jobs.status().state is JobState.QUEUED
+
+
+@in_loop
+async def test_inference_whose_model_is_unloaded_waits_and_goes_on_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "in.npy", np.ones((400, 2), np.float32))
+    async with world(tmp_path / "jobs", monkeypatch) as jobs:
+        work = BatchInference(model="digits", input=str(tmp_path / "in.npy"), output=str(tmp_path / "out.npy"))
+        jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=work)))
+        await jobs.until(lambda: jobs.status().progress.steps > 2)
+        jobs.server.loaded = frozenset()
+        await jobs.until(lambda: jobs.status().state is JobState.QUEUED and not jobs.status().granted)
+        assert "digits" in jobs.status().reason
+        assert not (tmp_path / "out.npy").exists()
+        before = jobs.status().progress.steps
+        jobs.server.loaded = frozenset({"digits"})
+        await jobs.until(lambda: jobs.status().state is JobState.SUCCEEDED)
+        assert jobs.status().attempt == 2 and jobs.status().progress.steps == 400 > before
+    assert np.load(tmp_path / "out.npy").shape == (400, 2)
+
+
+@in_loop
+async def test_inference_whose_inputs_are_gone_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path / "jobs", monkeypatch) as jobs:
+        work = BatchInference(model="digits", input=str(tmp_path / "in.npy"), output=str(tmp_path / "out.npy"))
+        jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=work)))
+        await jobs.until(lambda: jobs.status().state is JobState.FAILED)
+        assert jobs.status().attempt == 1
+        assert jobs.status().reason == f"{tmp_path / 'in.npy'}: there is no such file of inputs"
+
+
+TRAINING = """
+import os, signal
+import cotenant
+
+def train(job):
+    path = job.directory / "done"
+    done = int(path.read_text()) if path.exists() else 0
+    while done < 20:
+        done += 1
+        path.write_text(str(done))
+        if done == 12 and not (job.directory / "crashed").exists():
+            (job.directory / "crashed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield cotenant.step(done, 20, loss=1 / done)
+"""
+
+
+@in_loop
+async def test_training_that_crashes_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    async with world(tmp_path / "jobs", monkeypatch) as jobs:
+        work = Training(source=f"{tmp_path / 'train.py'}:train")
+        jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=work)))
+        await jobs.until(lambda: jobs.status().state.ended)
+        status = jobs.status()
+        assert (status.state, status.attempt) == (JobState.SUCCEEDED, 2)
+        assert (status.progress.steps, status.progress.total) == (20, 20)
+        assert status.progress.metrics == {"loss": 0.05}
 
 
 BUSY = "say('pid', os.getpid())\nwhile True: time.sleep(0.001)"
@@ -170,6 +240,17 @@ async def test_growing_queue_stops_the_job_and_calm_lets_it_go_on(
         jobs.server.seen = ServingCounts(arrived=0, ended=0, missed=0)
         await jobs.until(lambda: state_of(pid) != "T")
         assert jobs.status().granted > 0
+
+
+@in_loop
+async def test_slowdown_of_what_is_served_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.status().granted and jobs.said("pid"))
+        for _ in range(3):  # an observation that began before the job counts as one without it
+            jobs.server.took = {"digits": (jobs.server.took["digits"][0] + 12.0, jobs.server.took["digits"][1] + 10.0)}
+            await asyncio.sleep(0.1)
+        await jobs.until(lambda: (jobs.status().interference.serving_observed or 0.0) > 1.05)
 
 
 @in_loop

@@ -1,0 +1,349 @@
+"""What does a best-effort job cost what is served beside it, and how much of the idle processor time does it get?
+
+`python -m benchmarks.jobs [--model-repository DIR] [--scales X …] [--seconds S] [--rounds N] [--json]`
+
+The demo's models are served at a part of their planned rates, by Poisson arrivals from a process of its own, in turns
+with and without a job that trains a reader of digits with PyTorch on all processors; both turns of a round get the same
+arrivals, and every other round begins with the job. Of each scale it tells, with 95 % intervals over rounds:
+
+- *p99*: of each model with the job over without it, the geometric mean over models, weighted by their requests; a model
+  of which fewer than 100 requests came in a turn counts by its p50, as the highest of a few says little;
+- *attainment*: with the job less without it, in points;
+- *idle*: the processor seconds of the job, of these and those that nobody used.
+
+Then all rates double, from 45 % to 90 % of what is planned: after how long the job has nothing any more, until when it
+has used how many processor milliseconds, and the longest batch of the server meanwhile; and how many of the requests
+of the second after the step missed their targets, with and without the job.
+
+With other load on the machine, a job that takes what nobody else wants gets nothing: run it with nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import uvloop
+
+from benchmarks.adaptive import Segment, Tick, send
+from benchmarks.harness import show_result
+from cotenant.app.backend import create_backend
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.jobs import running_jobs
+from cotenant.app.lifecycle import running
+from cotenant.app.running_server import RunningServer
+from cotenant.app.startup import Prepared
+from cotenant.cli.demo import demo_settings
+from cotenant.cli.demo_rates import plan_demo_once
+from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.config import read_settings
+from cotenant.control.jobs.events import JobCancelAsked, JobSubmitted
+from cotenant.control.jobs.scheduler import JobScheduler
+from cotenant.core.job import Job, JobStatus, Training
+from cotenant.live.foreign_load import BUSY, TICK, available_cores
+from cotenant.live.jobs.driver import JobDriver
+from cotenant.measure.report import ModelReport
+from cotenant.zoo import DEMO, build_models
+
+FEW = 100  # requests of a model in a turn, below which its p99 is that of one or two
+BEFORE, AFTER, STEP = 8.0, 3.0, 2.0  # seconds before and after the rates change, and by how much
+START = 60.0  # seconds that a job may take until its first step
+BATCH = 512  # of its steps: with fewer rows a second thread has little to do
+STEPS = 1_000_000  # of a job, which is to outlast its turn
+POLL = 0.005  # seconds between two looks at the job while rates change
+# Of Student's t, two-sided 95 %, by degrees of freedom; beyond, that of the normal distribution.
+_T95 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A mean over rounds with its 95 % interval; of one round, that is not known."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        mean = statistics.fmean(values)
+        if len(values) < 2:
+            return cls(mean, math.nan, math.nan)
+        t = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else 1.96
+        half = t * statistics.stdev(values) / math.sqrt(len(values))
+        return cls(mean, mean - half, mean + half)
+
+    def show(self, factor: float = 1.0, digits: int = 2) -> str:
+        low, mean, high = (f"{factor * value:.{digits}f}" for value in (self.low, self.mean, self.high))
+        return f"{mean} ({low} to {high})"
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a turn. idle: processor seconds that nobody used; job: those of the job."""
+
+    models: tuple[ModelReport, ...]
+    seconds: float
+    idle: float
+    job: float = 0.0
+    steps: int = 0
+
+
+class AtScale(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job cost and got at a part of the planned rates. p99: with over without; attainment: with less without.
+    got: part of what was idle; steps: a second. models: median p99 in seconds without and with, by model."""
+
+    scale: float
+    p99: Interval
+    attainment: Interval
+    got: Interval
+    steps: float
+    idle: float
+    without: float
+    models: dict[str, tuple[float, float]]
+
+
+class Doubled(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the job when rates doubled.
+
+    seconds: until it had nothing, in each round; NaN where it kept what it had. used: processor seconds that it took
+    from the step to then. batch: longest batch of the plan, in seconds. missed: of so many requests after the step,
+    those that missed their targets, without and with the job.
+    """
+
+    seconds: tuple[float, ...]
+    used: tuple[float, ...]
+    batch: float
+    missed: tuple[int, int]
+    requests: tuple[int, int]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    scales: tuple[AtScale, ...]
+    doubled: Doubled | None
+
+
+class Bench:
+    def __init__(self, server: RunningServer, jobs: JobDriver) -> None:
+        self.server = server
+        self._jobs = jobs
+        self._number = 0
+        plan = server.deployment.plan
+        self.rates = {name: rate for name in DEMO if (rate := plan.rate(name))}
+        self.batch = max(placed.latency for _, _, placed in plan.placements())
+
+    @asynccontextmanager
+    async def job(self) -> AsyncIterator[str]:
+        """Train within the block, from the first step on."""
+        self._number += 1
+        name = f"digits-{self._number}"
+        work = Training(source="digits", steps=STEPS, batch=BATCH)
+        self._jobs.feed(JobSubmitted(Job(id=name, name="digits", work=work, retries=0)))
+        deadline = time.monotonic() + START
+        while not self.status(name).progress.steps:
+            if time.monotonic() > deadline or self.status(name).state.ended:
+                sys.exit(f"the job does not run: {self.status(name).reason or self.status(name).state}")
+            await asyncio.sleep(0.1)
+        try:
+            yield name
+        finally:
+            self._jobs.feed(JobCancelAsked(name))
+            while not self.status(name).state.ended:
+                await asyncio.sleep(0.05)
+
+    def status(self, name: str) -> JobStatus:
+        return next(status for status in self._jobs.statuses() if status.job.id == name)
+
+    async def turn(self, scale: float, seconds: float, seed: int, *, job: bool) -> Turn:
+        rates = {name: rate * scale for name, rate in self.rates.items()}
+        if not job:
+            await asyncio.sleep(1.0)
+            return await self._measured("", rates, seconds, seed)
+        async with self.job() as name:
+            await asyncio.sleep(1.0)
+            return await self._measured(name, rates, seconds, seed)
+
+    async def _measured(self, name: str, rates: Mapping[str, float], seconds: float, seed: int) -> Turn:
+        begun, busy = time.monotonic(), busy_seconds()
+        before = self.status(name).progress if name else None
+        end = (await send(self.server.addresses.http, [Segment(seconds, dict(rates))], seed))[-1]
+        passed = time.monotonic() - begun
+        idle = passed * len(available_cores()) - (busy_seconds() - busy)
+        if before is None:
+            return Turn(models=end.models, seconds=passed, idle=idle)
+        after = self.status(name).progress
+        spent, steps = after.share_seconds - before.share_seconds, after.steps - before.steps
+        return Turn(models=end.models, seconds=passed, idle=max(idle, 0.0), job=spent, steps=steps)
+
+    async def doubled(self, rounds: int) -> Doubled:
+        seconds, used = [], []
+        missed, requests = [0, 0], [0, 0]
+        for seed in range(rounds):
+            for with_job in (False, True) if seed % 2 == 0 else (True, False):
+                if with_job:
+                    async with self.job() as name:
+                        watch = asyncio.create_task(self._until_nothing(name))
+                        ticks = await self._step_up(seed)
+                        watch.cancel()
+                        after, spent = await watch  # which answers also when it is cancelled
+                        seconds.append(after)
+                        used.append(spent)
+                else:
+                    ticks = await self._step_up(seed)
+                late, of = _missed_after(ticks, BEFORE)
+                missed[with_job] += late
+                requests[with_job] += of
+        pairs = (missed[0], missed[1]), (requests[0], requests[1])
+        return Doubled(seconds=tuple(seconds), used=tuple(used), batch=self.batch, missed=pairs[0], requests=pairs[1])
+
+    async def _step_up(self, seed: int) -> list[Tick]:
+        low = {name: rate * 0.9 / STEP for name, rate in self.rates.items()}
+        high = {name: rate * 0.9 for name, rate in self.rates.items()}
+        return await send(self.server.addresses.http, [Segment(BEFORE, low), Segment(AFTER, high)], 2000 + seed)
+
+    async def _until_nothing(self, name: str) -> tuple[float, float]:
+        """Return how long after the step the job had nothing, and what it used until then; NaN where it kept it."""
+        driver = self.server._server._driver
+        first = driver.arrived.total()
+        while driver.arrived.total() == first:
+            await asyncio.sleep(POLL)
+        step = time.monotonic() + BEFORE
+        try:
+            await asyncio.sleep(BEFORE)
+            used = self.status(name).progress.share_seconds
+            while self.status(name).granted:
+                await asyncio.sleep(POLL)
+            after = time.monotonic() - step
+            await asyncio.sleep(0.5)  # until it has been reported what it used
+            return after, self.status(name).progress.share_seconds - used
+        except asyncio.CancelledError:
+            return math.nan, math.nan
+
+
+def busy_seconds() -> float:
+    """Return the processor seconds that all programs have used of the processors of this one."""
+    names = {f"cpu{core}" for core in available_cores()}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    return sum(float(line[1 + field]) for line in lines if line[0] in names for field in BUSY) / TICK
+
+
+def _missed_after(ticks: Sequence[Tick], since: float) -> tuple[int, int]:
+    before = max((tick for tick in ticks if tick.seconds <= since), key=lambda tick: tick.seconds, default=ticks[0])
+    last = ticks[-1]
+    stayed = last.stayed - before.stayed
+    return stayed - (last.within_target - before.within_target), stayed
+
+
+def compared(scale: float, without: Sequence[Turn], beside: Sequence[Turn]) -> AtScale:
+    """Compare the turns of each round."""
+    names = [row.model for row in without[0].models]
+    rows = {name: [(_row(a, name), _row(b, name)) for a, b in zip(without, beside, strict=True)] for name in names}
+    return AtScale(
+        scale=scale,
+        p99=Interval.of([_slower(a.models, b.models) for a, b in zip(without, beside, strict=True)]),
+        attainment=Interval.of([_attained(b) - _attained(a) for a, b in zip(without, beside, strict=True)]),
+        got=Interval.of([turn.job / max(turn.job + turn.idle, 1e-9) for turn in beside]),
+        steps=sum(turn.steps for turn in beside) / sum(turn.seconds for turn in beside),
+        idle=statistics.fmean(turn.idle / turn.seconds for turn in without),
+        without=statistics.fmean(_attained(turn) for turn in without),
+        models={
+            name: (
+                statistics.median(a.p99 or math.nan for a, _ in pairs),
+                statistics.median(b.p99 or math.nan for _, b in pairs),
+            )
+            for name, pairs in rows.items()
+        },
+    )
+
+
+def _row(turn: Turn, name: str) -> ModelReport:
+    return next(row for row in turn.models if row.model == name)
+
+
+def _slower(without: Sequence[ModelReport], beside: Sequence[ModelReport]) -> float:
+    """Return the geometric mean, weighted by requests, of the models' ratios."""
+    ratios, weights = [], []
+    for a, b in zip(without, beside, strict=True):
+        few = min(a.stayed, b.stayed) < FEW
+        before, after = (a.p50, b.p50) if few else (a.p99, b.p99)
+        if before and after:
+            ratios.append(math.log(after / before))
+            weights.append(a.stayed)
+    return math.exp(float(np.average(ratios, weights=weights)))
+
+
+def _attained(turn: Turn) -> float:
+    return 1 - sum(row.missed for row in turn.models) / sum(row.stayed for row in turn.models)
+
+
+async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int) -> Result:
+    settings = demo_settings(
+        msgspec.structs.replace(read_settings(), model_repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+    )
+    backend = create_backend(settings)
+
+    async def prepare(builder: DeploymentBuilder) -> Prepared:
+        described = await builder.describe(list(DEMO))
+        chosen = plan_demo_once(described.problem, settings, {})
+        return Prepared(msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan))
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            running(settings, backend, prepare) as server,
+            running_jobs(server._server, backend, JobScheduler(), Path(folder), grace=5.0) as jobs,
+        ):
+            tune_for_latency()
+            bench = Bench(server, jobs)
+            found = []
+            for scale in scales:
+                turns: dict[bool, list[Turn]] = {False: [], True: []}
+                for seed in range(rounds):
+                    for job in (False, True) if seed % 2 == 0 else (True, False):
+                        turns[job].append(await bench.turn(scale, seconds, 1000 + seed, job=job))
+                found.append(compared(scale, turns[False], turns[True]))
+            return Result(scales=tuple(found), doubled=await bench.doubled(rounds) if rounds else None)
+
+
+def _lines(result: Result) -> list[str]:
+    lines = []
+    for at in result.scales:
+        lines.append(
+            f"{at.scale * 100:.0f} % of the planned rates: p99 × {at.p99.show(digits=3)}, attainment "
+            f"{at.attainment.show(100)} points (of {at.without * 100:.2f} %), the job got {at.got.show(100, 1)} % of "
+            f"what was idle ({at.idle:.2f} processors without it), {at.steps:.1f} steps/s"
+        )
+        lines += [f"  {name:<14} p99 {a * 1e3:8.2f} -> {b * 1e3:8.2f} ms" for name, (a, b) in at.models.items()]
+    if (doubled := result.doubled) is not None:
+        after = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.seconds)
+        used = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.used)
+        lines += [
+            f"rates double: the job had nothing after {after} ms, where a batch takes {doubled.batch * 1e3:.0f} ms at "
+            f"most, and used {used} ms of a processor until then",
+            f"  missed their target after that: {doubled.missed[0]} of {doubled.requests[0]} without it, "
+            f"{doubled.missed[1]} of {doubled.requests[1]} with it",
+        ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-repository", type=Path, default=Path("models"))
+    parser.add_argument("--scales", type=float, nargs="+", default=[0.3, 0.6, 0.9])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    build_models(args.model_repository, list(DEMO))
+    result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds))
+    show_result(result, *_lines(result))
+
+
+if __name__ == "__main__":
+    main()

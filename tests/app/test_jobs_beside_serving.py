@@ -1,0 +1,59 @@
+"""Jobs that behave badly beside a real server: every request is answered, and nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cotenant.app.backend import create_backend
+from cotenant.app.jobs import running_jobs
+from cotenant.app.lifecycle import running
+from cotenant.app.settings import settings_from
+from cotenant.control.jobs.events import JobCancelAsked, JobSubmitted
+from cotenant.control.jobs.scheduler import JobScheduler
+from cotenant.core.job import Command, Job, JobState
+from tests.live.jobs.shims import in_loop, until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="jobs are held by means of Linux")
+
+ROW = np.arange(16, dtype=np.float32).reshape(1, 16)
+BAD = {
+    "forks": "import os, time\nfor _ in range(6): os.fork()\nos.setsid()\nwhile True: time.sleep(0.01)",
+    "ignores": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(0.01)",
+    "eats": "kept = [bytearray(1 << 20) for _ in range(1 << 12)]",
+    "writes": "while True: print('x' * 10000)",
+    "dies": "import os\nos.abort()",
+    "spins": "while True: pass",
+}
+
+
+@in_loop
+async def test_every_request_is_answered_beside_jobs_that_behave_badly(folder: Path) -> None:
+    path = folder / "serve.toml"
+    # What is tested here is not speed; a machine with much to do takes some time to answer.
+    path.write_text(path.read_text().replace('"2s"', '"30s"').replace('"5s"', '"60s"'))
+    settings = settings_from("serve.toml")
+    backend = create_backend(settings)
+    scheduler = JobScheduler()
+    async with (
+        running(settings, backend) as server,
+        running_jobs(server._server, backend, scheduler, folder / "jobs", grace=0.1) as jobs,
+    ):
+        for name, program in BAD.items():
+            work = Command(argv=(sys.executable, "-c", program))
+            memory = 256 << 20 if name == "eats" else None
+            jobs.feed(JobSubmitted(Job(id=f"{name}-1", name=name, work=work, retries=0, grace=0.1, memory=memory)))
+        for _ in range(200):
+            answer = await server.infer("identity", {"x": ROW})
+            assert answer["y"].tolist() == ROW.tolist()
+            await asyncio.sleep(0.01)
+        for name in BAD:
+            jobs.feed(JobCancelAsked(f"{name}-1"))
+        await until(lambda: all(status.state.ended for status in jobs.statuses()))
+        states = {status.job.name: status.state for status in jobs.statuses()}
+        assert JobState.SUCCEEDED not in states.values()
+        assert server._server.runs_jobs is False
