@@ -31,13 +31,14 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: of all jobs. function: returns the generator function of a training, as ``module:name``; raises ConfigError.
     model: returns a model for batch inference; raises CotenantError. environment: variables that jobs get besides the
-    usual ones.
+    usual ones. background: they run where nobody else wants a processor, which on a busy machine may be never.
     """
 
     folder: Path
     function: Callable[[Training], str]
     model: Callable[[str], WorkerModel]
     environment: tuple[str, ...] = ()
+    background: bool = True
 
     def folder_of(self, job: str) -> Path:
         return self.folder / job
@@ -56,6 +57,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
             header=f"--- attempt {number} ---" if number > 1 else "",
             memory=job.memory,
             cores=launch.cores,
+            background=self.background,
             waits=launch.cuda and not isinstance(job.work, Command),
         )
 

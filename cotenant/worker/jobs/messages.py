@@ -27,8 +27,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     argv: the program. directory: where it runs; made where `own_directory`. output: the file for what it prints.
     header: a line before that; none where empty. memory: bytes that all its processes together may have; None: no
-    limit. cores: those it may run on; empty: any. waits: it waits by itself while its share is 0, between two steps;
-    otherwise it is stopped by a signal.
+    limit. cores: those it may run on; empty: any. background: it runs where nobody else wants a processor. waits: it
+    waits by itself while its share is 0, between two steps; otherwise it is stopped by a signal.
     """
 
     argv: tuple[str, ...]
@@ -38,6 +38,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     header: str = ""
     memory: int | None = None
     cores: tuple[int, ...] = ()
+    background: bool = True
     waits: bool = False
 
 

@@ -29,6 +29,7 @@ class Watched:
         argv: tuple[str, ...] = (),
         memory: int | None = None,
         directory: Path | None = None,
+        background: bool = False,
     ) -> None:
         self.folder = folder
         self.output = folder / "output.txt"
@@ -39,6 +40,7 @@ class Watched:
             directory=str(directory or folder),
             output=str(self.output),
             memory=memory,
+            background=background,  # where other tests run it might hardly get a processor
         )
         self.process = JobProcess(attempt, os.environ, reported=self.reports.append, ended=self.end.set_result)
 

@@ -103,7 +103,7 @@ async def world(
     monkeypatch.setattr(module, "OBSERVE", 0.01)
     monkeypatch.setattr(module, "LOOK", 0.01)
     server = Server()
-    preparation = Preparation(folder=folder, function=function_of, model=model_of)
+    preparation = Preparation(folder=folder, function=function_of, model=model_of, background=False)
     scheduler = JobScheduler(JobsOptions(first_delay=0.01))
     driver = JobDriver(scheduler, server, Fake(), preparation, **options)  # type: ignore[arg-type]
     driver.start(restored)
@@ -165,7 +165,7 @@ async def test_inference_waits_for_its_model(tmp_path: Path, monkeypatch: pytest
 async def test_inference_whose_model_is_unloaded_waits_and_goes_on_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    np.save(tmp_path / "in.npy", np.ones((400, 2), np.float32))
+    np.save(tmp_path / "in.npy", np.ones((150, 2), np.float32))
     async with world(tmp_path / "jobs", monkeypatch) as jobs:
         work = BatchInference(model="digits", input=str(tmp_path / "in.npy"), output=str(tmp_path / "out.npy"))
         jobs.driver.feed(JobSubmitted(Job(id="job-1", name="job", work=work)))
@@ -177,8 +177,8 @@ async def test_inference_whose_model_is_unloaded_waits_and_goes_on_when_it_is_ba
         before = jobs.status().progress.steps
         jobs.server.loaded = frozenset({"digits"})
         await jobs.until(lambda: jobs.status().state is JobState.SUCCEEDED)
-        assert jobs.status().attempt == 2 and jobs.status().progress.steps == 400 > before
-    assert np.load(tmp_path / "out.npy").shape == (400, 2)
+        assert jobs.status().attempt == 2 and jobs.status().progress.steps == 150 > before
+    assert np.load(tmp_path / "out.npy").shape == (150, 2)
 
 
 @in_loop

@@ -32,12 +32,14 @@ async def test_job_that_exits_in_good_order_completes_with_its_output(tmp_path: 
 
 @in_loop
 async def test_job_runs_in_the_background_and_first_for_the_oom_killer(tmp_path: Path) -> None:
-    job = Watched(
-        tmp_path,
-        "say('policy', f\"{os.sched_getscheduler(0)} {os.nice(0)} {open('/proc/self/oom_score_adj').read()}\")",
-    )
-    job.process.grant(1000, None)
-    assert (await job.said("policy")).split() == [str(os.SCHED_IDLE), "19", "1000"]
+    job = Watched(tmp_path, argv=("sleep", "1000"), background=True)
+
+    def confined(pid: int) -> tuple[int, int, str]:
+        score = Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+        return os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid), score
+
+    await until(lambda: [confined(pid) for pid in descendants(job.process.pid)] == [(os.SCHED_IDLE, 19, "1000")])
+    job.process.kill("enough")
     await job.ended()
 
 
