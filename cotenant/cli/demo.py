@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from cotenant.app.lifecycle import check_ports, running
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.startup import MEASURING, Prepared
 from cotenant.cli.client import body_of, infer
+from cotenant.cli.demo_job import check_can_train, training
 from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo_once
 from cotenant.cli.examples import ExampleRepository, build_zoo
 from cotenant.cli.file_limit import raise_file_limit
@@ -33,6 +35,7 @@ from cotenant.cli.report_file import ReportFile, check_files
 from cotenant.cli.reports import describe_attainment, run_verdict
 from cotenant.cli.serve import show_addresses, show_deployment
 from cotenant.config import ModelSettings, Settings
+from cotenant.core.job import JobStatus
 from cotenant.core.units import show_count
 from cotenant.errors import FailedError
 from cotenant.live.deployment import Deployment
@@ -59,18 +62,29 @@ def demo(
     planner: PlannerName = None,
     plot: Annotated[Path, typer.Option("--plot", help="Draw the plan into this file.")] = Path("demo/plan.svg"),
     report: ReportFile = None,
+    job: Annotated[
+        bool, typer.Option("--job", help="Train a digit reader with PyTorch on what serving leaves idle.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Build example models, profile, plan and serve them, send real requests and load, and report."""
     check_files(plot, report)
+    if job:
+        check_can_train()
     addresses = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "metrics_port": metrics_port}
     settings = load_settings(None, model_repository, planner, **addresses)
     check_ports(settings)
     built = build_zoo(model_repository, None, seed, quiet=json)  # not within a loop, whose end would wait for it
-    uvloop.run(
-        run(built, settings, keep=keep, seconds=duration, scale=scale, plot=plot, report=report, seed=seed, json=json)
-    )
+    # Jobs of other runs are none of the demo's, and its own end with it.
+    with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as folder:
+        own = msgspec.structs.replace(settings, jobs=msgspec.structs.replace(settings.jobs, folder=Path(folder)))
+        uvloop.run(
+            run(
+                built, own, keep=keep, seconds=duration, scale=scale, plot=plot, report=report, train=job, seed=seed,
+                json=json,
+            )
+        )  # fmt: skip
 
 
 async def run(
@@ -82,6 +96,7 @@ async def run(
     scale: float,
     plot: Path,
     report: Path | None,
+    train: bool,
     seed: int,
     json: bool,
 ) -> None:
@@ -124,11 +139,18 @@ async def run(
             if not json:
                 console.print("try:", _example(addresses, requests, plot.parent), highlight=False, soft_wrap=True)
                 await _show_answers(addresses, requests)
-            result = await _load(server, addresses, requests, seconds=seconds, scale=scale, seed=seed, quiet=json)
+            trained: JobStatus | None = None
+            async with training(server.jobs, _say_nothing if json else _say) if train else nullcontext() as watch:
+                result = await _load(server, addresses, requests, seconds=seconds, scale=scale, seed=seed, quiet=json)
+                if watch is not None:
+                    trained = await watch.look()
+                    told.append(f"Beside it a digit reader was trained: {watch.summary(trained)}.")
             if json:
-                show_json(result.to_json())
+                show_json(result.to_json() if trained is None else _with_job(result, trained))
             else:
                 console.print(report_table(result))
+                if watch is not None and trained is not None:
+                    print_labelled("trained beside it:", watch.summary(trained), console)
                 for row in result.models:
                     if not row.slo_met:
                         print_labelled("SLO violated:", describe_attainment(row), console)
@@ -188,6 +210,20 @@ def report_demo(path: Path, deployment: Deployment, result: Report, told: Sequen
             plan_listing(plan),
         ],
     )
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True)
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _with_job(result: Report, trained: JobStatus) -> bytes:
+    """Return the report as JSON, with what the job came to."""
+    report = msgspec.json.decode(result.to_json())
+    return msgspec.json.encode(report | {"job": trained}, enc_hook=str)
 
 
 def demo_settings(settings: Settings) -> Settings:

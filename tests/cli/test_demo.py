@@ -63,7 +63,16 @@ def test_examples_that_are_still_made_when_the_workers_fail_end_with_the_demo(mo
     async def scene() -> None:
         with pytest.raises(FailedError, match="no worker starts"):
             await demo.run(
-                (), read_settings(), keep=False, seconds=1.0, scale=1.0, plot=Path(), report=None, seed=0, json=True
+                (),
+                read_settings(),
+                keep=False,
+                seconds=1.0,
+                scale=1.0,
+                plot=Path(),
+                report=None,
+                train=False,
+                seed=0,
+                json=True,
             )
         assert len(asyncio.all_tasks()) == 1
 
