@@ -72,6 +72,10 @@ COMMANDS = {
         "cotenant.cli.status:status",
     ),
     "models": ("List, load and unload the models of a running server.", "cotenant.cli.models:app"),
+    "jobs": (
+        "Submit, list, follow, pause, resume and cancel the best-effort jobs of a running server.",
+        "cotenant.cli.jobs:app",
+    ),
     "infer": ("Send one inference request and print the outputs.", "cotenant.cli.infer:infer"),
     "reload": (
         "Make a server read its settings again, and roll out the new plan. Waits until that is done.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from rich.markup import escape
 from rich.table import Table
 
 from cotenant.core.job import JobState, JobStatus, Progress, describe_work
-from cotenant.core.units import show_rate, show_share
+from cotenant.core.units import show_count, show_memory, show_rate, show_share
 from cotenant.render.table import shorten_middle, table
 
 _STYLES = {JobState.FAILED: "red", JobState.SUCCEEDED: "green", JobState.CANCELLED: "dim"}
@@ -48,6 +49,52 @@ def job_notes(jobs: Iterable[JobStatus], now: float) -> list[str]:
         if told:
             notes.append(f"{status.job.id}: {'; '.join(told)}")
     return notes
+
+
+def job_details(status: JobStatus, now: datetime) -> Table:
+    """Return a table of all that is known of a job. now: with the time zone of the times that are shown."""
+    rows = Table(box=None, show_header=False, pad_edge=False)
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    job, progress = status.job, status.progress
+    slowed = status.interference
+
+    def moment(time: float | None) -> str:
+        if time is None:
+            return ""
+        return f"{datetime.fromtimestamp(time, now.tzinfo):%Y-%m-%d %H:%M:%S} ({show_ahead(time - now.timestamp())})"
+
+    def factors(predicted: float | None, observed: float | None) -> str:
+        told = [f"{value:.2f} x {how}" for value, how in ((predicted, "predicted"), (observed, "observed")) if value]
+        return ", ".join(told)
+
+    runs = status.state is JobState.RUNNING
+    deadline = moment(job.deadline)
+    if deadline and status.will_miss_deadline:
+        deadline += "; was missed" if status.state.ended else "; expected to be missed"
+    known = {
+        "job": job.id,
+        "work": describe_work(job.work),
+        "state": f"{status.state}: {status.reason}" if status.reason else str(status.state),
+        "steps": f"{show_steps(progress)}, {show_rate(progress.throughput)}/s" if progress.steps else "",
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items()),
+        "device": f"{status.device or ''}" + (f", {show_share(status.granted)} granted" if runs else ""),
+        "taken": f"{show_rate(progress.share_seconds)} share-seconds",
+        "priority": str(job.priority),
+        "memory": "" if job.memory is None else show_memory(job.memory),
+        "attempt": f"{status.attempt}, with at most {show_count(job.retries, 'retry', 'retries')} after failures",
+        "submitted": moment(status.submitted_at),
+        "started": moment(status.started_at),
+        "ended": moment(status.ended_at),
+        "predicted end": moment(status.predicted_end),
+        "deadline": deadline,
+        "its steps take": factors(slowed.job_predicted, slowed.job_observed),
+        "serving takes": factors(slowed.serving_predicted, slowed.serving_observed),
+    }
+    for name, text in known.items():
+        if text:
+            rows.add_row(name, escape(text))
+    return rows
 
 
 def show_steps(progress: Progress) -> str:

@@ -72,7 +72,7 @@ class JobTable:
         if pressure := device.pressure(now):
             return f"yields to serving on {device.id}: {pressure}"
         if device.seen.idle < self.options.least_idle:
-            return f"waits for idle share: {show_share(max(device.seen.idle, 0))} of {device.id} is idle"
+            return f"waits for idle share: less than {show_share(self.options.least_idle)} of {device.id} is idle"
         running = sum(record.state is JobState.RUNNING for record in self.jobs_on(device))
         if running >= self.options.slots:
             return f"waits for its turn: {show_count(running, 'job')} on {device.id}, which are the most at once"

@@ -72,7 +72,7 @@ def test_id_that_is_there_is_refused() -> None:
 def test_job_waits_until_enough_is_idle() -> None:
     world = World(devices={CPU: DeviceIdle(19)})
     assert world.submit(job()) == []
-    assert world.status().reason == "waits for idle share: 1.9 % of cpu-0 is idle"
+    assert world.status().reason == "waits for idle share: less than 2 % of cpu-0 is idle"
     world.observe(20)
     assert world.status().state is JobState.RUNNING
 
