@@ -43,10 +43,12 @@ from cotenant.app.jobs import running_jobs
 from cotenant.app.lifecycle import running
 from cotenant.app.running_server import RunningServer
 from cotenant.app.startup import Prepared
+from cotenant.backends import Backend
 from cotenant.cli.demo import demo_settings
 from cotenant.cli.demo_rates import plan_demo_once
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.config import read_settings
+from cotenant.config.jobs import JobSettings
 from cotenant.control.jobs.events import JobCancelAsked, JobSubmitted
 from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.job import Job, JobStatus, Training
@@ -127,17 +129,16 @@ class Doubled(msgspec.Struct, frozen=True, kw_only=True):
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     scales: tuple[AtScale, ...]
-    doubled: Doubled | None
+    doubled: Doubled
 
 
 class Bench:
-    def __init__(self, server: RunningServer, jobs: JobDriver) -> None:
+    def __init__(self, server: RunningServer, jobs: JobDriver, rates: dict[str, float]) -> None:
         self.server = server
         self._jobs = jobs
         self._number = 0
-        plan = server.deployment.plan
-        self.rates = {name: rate for name in DEMO if (rate := plan.rate(name))}
-        self.batch = max(placed.latency for _, _, placed in plan.placements())
+        self.rates = rates
+        self.batch = max(placed.latency for _, _, placed in server.deployment.plan.placements())
 
     @asynccontextmanager
     async def job(self) -> AsyncIterator[str]:
@@ -283,9 +284,19 @@ def _attained(turn: Turn) -> float:
     return 1 - sum(row.missed for row in turn.models) / sum(row.stayed for row in turn.models)
 
 
-async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int) -> Result:
+@asynccontextmanager
+async def serving_demo(repository: Path) -> AsyncIterator[tuple[RunningServer, Backend, dict[str, float]]]:
+    """Serve the demo's models; yield the server, its backend, and the planned rates."""
+    build_models(repository, list(DEMO))
     settings = demo_settings(
-        msgspec.structs.replace(read_settings(), model_repository=repository, http_port=0, grpc_port=0, metrics_port=0)
+        msgspec.structs.replace(
+            read_settings(),
+            model_repository=repository,
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            jobs=JobSettings(enabled=False),  # those of this benchmark are its own
+        )
     )
     backend = create_backend(settings)
 
@@ -294,13 +305,19 @@ async def measure(repository: Path, scales: Sequence[float], seconds: float, rou
         chosen = plan_demo_once(described.problem, settings, {})
         return Prepared(msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan))
 
+    async with running(settings, backend, prepare) as server:
+        tune_for_latency()
+        plan = server.deployment.plan
+        yield server, backend, {name: rate for name in DEMO if (rate := plan.rate(name))}
+
+
+async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            running(settings, backend, prepare) as server,
+            serving_demo(repository) as (server, backend, rates),
             running_jobs(server._server, backend, JobScheduler(), Path(folder), grace=5.0) as jobs,
         ):
-            tune_for_latency()
-            bench = Bench(server, jobs)
+            bench = Bench(server, jobs, rates)
             found = []
             for scale in scales:
                 turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -308,7 +325,7 @@ async def measure(repository: Path, scales: Sequence[float], seconds: float, rou
                     for job in (False, True) if seed % 2 == 0 else (True, False):
                         turns[job].append(await bench.turn(scale, seconds, 1000 + seed, job=job))
                 found.append(compared(scale, turns[False], turns[True]))
-            return Result(scales=tuple(found), doubled=await bench.doubled(rounds) if rounds else None)
+            return Result(scales=tuple(found), doubled=await bench.doubled(rounds))
 
 
 def _lines(result: Result) -> list[str]:
@@ -320,15 +337,15 @@ def _lines(result: Result) -> list[str]:
             f"what was idle ({at.idle:.2f} processors without it), {at.steps:.1f} steps/s"
         )
         lines += [f"  {name:<14} p99 {a * 1e3:8.2f} -> {b * 1e3:8.2f} ms" for name, (a, b) in at.models.items()]
-    if (doubled := result.doubled) is not None:
-        after = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.seconds)
-        used = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.used)
-        lines += [
-            f"rates double: the job had nothing after {after} ms, where a batch takes {doubled.batch * 1e3:.0f} ms at "
-            f"most, and used {used} ms of a processor until then",
-            f"  missed their target after that: {doubled.missed[0]} of {doubled.requests[0]} without it, "
-            f"{doubled.missed[1]} of {doubled.requests[1]} with it",
-        ]
+    doubled = result.doubled
+    after = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.seconds)
+    used = ", ".join(f"{seconds * 1e3:.0f}" for seconds in doubled.used)
+    lines += [
+        f"rates double: the job had nothing after {after} ms, where a batch takes {doubled.batch * 1e3:.0f} ms at "
+        f"most, and used {used} ms of a processor until then",
+        f"  missed their target after that: {doubled.missed[0]} of {doubled.requests[0]} without it, "
+        f"{doubled.missed[1]} of {doubled.requests[1]} with it",
+    ]
     return lines
 
 
@@ -340,7 +357,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    build_models(args.model_repository, list(DEMO))
     result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds))
     show_result(result, *_lines(result))
 

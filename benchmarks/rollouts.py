@@ -94,7 +94,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
         switch_over(command)
         processor.append((time.thread_time() - begun) * 1e3)
 
-    server._rollouts._switch = switch  # type: ignore[method-assign]
+    server._rollouts._switch = switch  # type: ignore[assignment,method-assign]
     wholes: list[float] = []
 
     async def roll() -> None:

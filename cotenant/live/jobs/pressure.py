@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 STEP = 2.0  # times the usual rate: what is looked for
-ALARM = 6.5  # log likelihood ratio: a false alarm in some 40 s at 80 requests/s, and a true one after 0.2 s
+ALARM = 5.0  # log likelihood ratio: some 1 % of the time false, and half of the doubled rates seen in 0.2 s at 80/s
 MEMORY = 10.0  # seconds of the average that is the usual rate
 FIRST = 2.0  # seconds until the usual rate is known
 STILL = 1.4  # times the usual rate, above which a rate that has stepped up still is
