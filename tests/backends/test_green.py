@@ -64,6 +64,15 @@ def test_green_cuts_are_those_of_sm_groups_and_the_whole_device() -> None:
     assert len(legal_shares(A100)) == 27 and legal_shares(A100)[:2] == (37, 74) and legal_shares(A100)[-1] == WHOLE
 
 
+def test_green_job_is_a_process_of_its_own_that_chooses_groups(machine: Machine) -> None:
+    backend = machine()
+    launch = backend.open_job(DeviceId("h200"))
+    assert launch.cuda and launch.process == "h200-0" and not launch.groups
+    assert launch.env["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    with pytest.raises(DeviceError, match=r"^no device 'h200-3'; there are h200-0"):
+        backend.open_job(DeviceId("h200", 3))
+
+
 @pytest.mark.parametrize("step", [1, 2, 4, 8])
 def test_green_partitions_of_a_whole_device_never_need_more_groups_than_exist(step: int) -> None:
     for multiprocessors in range(step, 161):

@@ -128,6 +128,22 @@ def test_mps_share_becomes_the_active_thread_percentage(
         backend.close(LaneId.parse("h200-0/0"))
 
 
+def test_mps_job_is_a_client_of_low_priority_on_part_of_the_threads(made: Make) -> None:
+    backend = made()
+    launch = backend.open_job(DeviceId("h200"))
+    assert launch.cuda and launch.env["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    with fake.client(launch.env) as client:
+        assert client.said == ["CUDA_SUCCESS", "50", "-"]
+    with pytest.raises(DeviceError, match=r"^no device 'h200-7'; there are h200-0"):
+        backend.open_job(DeviceId("h200", 7))
+
+
+def test_mps_static_partitions_leave_jobs_no_place(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, version=mps_daemon.STATIC)
+    with pytest.raises(DeviceError, match="static partitions leave a job no multiprocessors"):
+        made(static=True).open_job(DeviceId("h200"))
+
+
 def test_mps_operator_environment_does_not_cap_clients(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -16,15 +16,13 @@ from cotenant.worker.jobs.context import JobContext
 
 def groups_for(share: float, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the groups of multiprocessors that make up a share, from 0 to 1, and at least one: the last of the device,
-    since those that serve are given the first. sizes: of all groups."""
-    whole, taken = sum(sizes), 0
-    chosen: list[int] = []
-    for group in reversed(range(len(sizes))):
-        if chosen and taken + sizes[group] > share * whole:
-            break
-        chosen.append(group)
-        taken += sizes[group]
-    return tuple(sorted(chosen))
+    since those that serve are given the first. sizes: of all groups; a remainder of another size cannot be joined with
+    others, and belongs to the whole alone."""
+    if share >= 1:
+        return tuple(range(len(sizes)))
+    equal = sizes.count(sizes[0])
+    count = max(1, min(equal, int(share * sum(sizes)) // sizes[0]))
+    return tuple(range(equal - count, equal))
 
 
 class StepStreams:
