@@ -20,7 +20,7 @@ from cotenant.core.profile import MAX_BATCH
 from cotenant.core.units import WHOLE, show_memory, show_seconds, show_share
 from cotenant.planners import Problem
 from cotenant.planners.applications import overlong_paths, without_applications
-from cotenant.planners.capacity import footprint, slowdown
+from cotenant.planners.capacity import RoundShare, footprint, slowdown, smallest_batches
 from cotenant.planners.job_interference import cautious, is_profiled, job_memory, jobs_of, worst_slowdowns
 from cotenant.predictors import Load
 
@@ -30,7 +30,7 @@ CHECK_TOLERANCE = 1e-6
 Rule = Literal[
     "kind", "count", "id", "partitions", "cut", "sum", "geometry", "memory", "model", "twice", "batch", "profile",
     "rate", "keeps up", "worst case", "latency", "duty", "served", "scale", "split", "job", "job twice", "job profile",
-    "job keeps up", "job worst case",
+    "job slo",
 ]  # fmt: skip
 
 # The message of each rule, and the format of its numbers.
@@ -57,8 +57,11 @@ _LINES: dict[Rule, tuple[str, Callable[[float], str]]] = {
     "job": ("the problem has no such job, or another model or batch for it", str),
     "job twice": ("it stands on {value} devices; a job stands on one", "{:g}".format),
     "job profile": ("its steps were not profiled on this kind of device", str),
-    "job keeps up": ("beside jobs it sustains {limit} requests/s, is planned for {value}", "{:.6g}".format),
-    "job worst case": ("worst-case latency {value} beside jobs, target {limit}", show_seconds),
+    "job slo": (
+        "beside jobs batches take up to {value} times as long, and none up to those planned keep up with the rates"
+        " within the targets",
+        "{:.3g}".format,
+    ),
     "scale": ("the plan states that it serves {value} of the requested rates, it serves {limit}", "{:.6g}".format),
 }
 
@@ -219,8 +222,8 @@ def _job_violations(plan: Plan, problem: Problem) -> list[Violation]:
 def _slowed_violations(
     device: Device, jobs: Sequence[BackgroundJob], problem: Problem, judged: Problem
 ) -> list[Violation]:
-    """Return how the jobs of a device violate the rules of rounds there; those without jobs are checked elsewhere, and
-    what breaks them is no load."""
+    """Return the partitions of a device where no round keeps up within the targets beside its jobs. Its batches may be
+    smaller than planned: those leave room for bursts. What violates the rules without jobs is reported elsewhere."""
     kind = device.kind
     if any(
         _placement_violations(each, part, "", kind, problem) for part in device.partitions for each in part.placements
@@ -229,17 +232,16 @@ def _slowed_violations(
     slowdowns = worst_slowdowns(device, jobs, problem, judged)
     violations = []
     for slot, partition in enumerate(device.partitions):
-        taken = {
-            each.model: each.latency * slowdowns[LaneId(device.id, slot), each.model] for each in partition.placements
-        }
-        length = sum(taken.values())
-        for placement in partition.placements:
-            here = f"{device.id}/{slot} {placement.model}"
-            carries, slo = placement.procs * placement.batch / length, problem.model(placement.model).slo
-            if placement.rate > carries * (1 + CHECK_TOLERANCE):
-                violations.append(Violation("job keeps up", here, placement.rate, carries))
-            if length + taken[placement.model] > slo * (1 + CHECK_TOLERANCE):
-                violations.append(Violation("job worst case", here, length + taken[placement.model], slo))
+        works, largest = [], 1.0
+        for each in partition.placements:
+            curve = problem.profiles[each.model, kind].curve(partition.share, each.procs)[: each.batch]
+            by_jobs = slowdowns[LaneId(device.id, slot), each.model]
+            factor = each.latency / curve[-1] * by_jobs
+            slo = problem.model(each.model).slo
+            works.append(RoundShare([factor * seconds for seconds in curve], each.rate / each.procs, slo))
+            largest = max(largest, by_jobs)
+        if smallest_batches(works) is None:
+            violations.append(Violation("job slo", f"{device.id}/{slot}", largest))
     return violations
 
 

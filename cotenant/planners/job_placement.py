@@ -80,9 +80,9 @@ class JobPlaces(msgspec.Struct, frozen=True):
 def place_jobs(plan: Plan, problem: Problem, policy: JobPolicy | None = None) -> Plan:
     """Return the plan with the problem's jobs on its devices, and with the reasons of those that wait.
 
-    Devices choose in turns, the one that leaves most idle for each unit of priority first; each takes the job that the
-    policy (default: `by_prediction`) ranks highest of those that it may have. Plan and problem of applications are
-    judged by the budgets of stages.
+    Devices choose in turns, the one that leaves a job most first; each takes the job that the policy (default:
+    `by_prediction`) ranks highest of those that it may have. Plan and problem of applications are judged by the budgets
+    of stages.
     """
     placing = _Placing(without_jobs(plan), without_applications(problem, plan.split), policy or by_prediction(problem))
     waiting = {job.name: job for job in problem.jobs}
@@ -130,13 +130,14 @@ class _Placing:
         return None
 
     def by_idle(self) -> list[DeviceId]:
-        """Return the devices, those first that leave most idle for each unit of priority that stands there."""
+        """Return the devices, those first that leave one more job most: its part of what is idle, and where no job
+        stands yet twice that, as it takes nothing from another there."""
 
-        def idle(device: Device) -> float:
+        def worth(device: Device) -> float:
             weight = sum(job.priority for job in jobs_of(device, self._problem))
-            return idle_share(device, self._utilisation) / (1 + weight)
+            return idle_share(device, self._utilisation) * (1 / (1 + weight) if weight else 2.0)
 
-        return [device.id for device in sorted(self.plan.devices, key=idle, reverse=True)]
+        return [device.id for device in sorted(self.plan.devices, key=worth, reverse=True)]
 
     def reason(self, job: BackgroundJob) -> str:
         """Say why no device may have a job: of the devices that come nearest to it."""
@@ -182,7 +183,7 @@ class _Placing:
         """Say which SLO might be violated beside these jobs; "" where none."""
         beside = self._with(device, jobs)
         only = msgspec.structs.replace(self.plan, devices=(beside,))
-        if broken := [each for each in check(only, self._problem) if each.rule in ("job keeps up", "job worst case")]:
+        if broken := [each for each in check(only, self._problem) if each.rule == "job slo"]:
             return str(broken[0])
         slowdowns = worst_slowdowns(beside, jobs, self._problem, self._judged)
         models = {placement.model for part in device.partitions for placement in part.placements}

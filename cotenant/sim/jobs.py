@@ -50,6 +50,9 @@ from cotenant.sim.lending import LentProcessors
 from cotenant.sim.loop import Actor, Tell
 from cotenant.sim.service import Service
 
+# Hears some times a second the time, and the share-seconds that jobs have taken and that lanes have left until then.
+Watch = Callable[[float, float, float], None]
+
 PERIOD = 0.25  # seconds between two looks at devices and jobs
 DANGER = 0.1  # of a request's target: its batch ends so close to its deadline where attainment is in danger
 
@@ -58,7 +61,7 @@ class SimulatedJobs:
     """Run the jobs of a plan.
 
     seconds: at which all jobs end. processors: where idle share of processors is lent. rolling: tells whether a rollout
-    is in progress. Call `open` before anything runs.
+    is in progress. watch: hears what jobs take. Call `open` before anything runs.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class SimulatedJobs:
         seconds: float,
         processors: LentProcessors | None,
         rolling: Callable[[], bool],
+        watch: Watch | None = None,
     ) -> None:
         self.now = 0.0
         self.due = 0.0
@@ -76,6 +80,7 @@ class SimulatedJobs:
         self._seconds = seconds
         self._processors = processors
         self._rolling = rolling
+        self._watch = watch
         self._scheduler = JobScheduler()
         self._jobs = {f"job-{number}": job for number, job in enumerate(problem.jobs, 1)}
         self._runs = {job_id: JobRun(job) for job_id, job in self._jobs.items()}
@@ -90,7 +95,6 @@ class SimulatedJobs:
         self._seen: dict[DeviceId, tuple[float, float]] = {}  # idle share-seconds at the last look, and when that was
         self._waiting = dict(plan.waiting_jobs)
         self._predicted: dict[str, JobForecast] = forecast_jobs(plan, self._problem, forecast(plan, problem))
-        self._gone: set[DeviceId] = set()
         self._look = 0.0
         self._wake = math.inf
         self._submitted = False
@@ -119,15 +123,6 @@ class SimulatedJobs:
         """Take a lane away that runs nothing any more."""
         if (lane := self._by_lane.pop(name, None)) is not None:
             self._change(lane, now, lambda lane: lane.close(name))
-
-    def lose(self, devices: Iterable[DeviceId], now: float) -> None:
-        """Hear that nothing runs on these devices until they are back."""
-        self._gone.update(devices)
-        if self._submitted:
-            self._observe(now)
-
-    def restore(self, devices: Iterable[DeviceId], now: float) -> None:
-        self._gone.difference_update(devices)
 
     def begin(self, run: Run, now: float) -> float:
         """Hear that a batch begins; return how many times as long it takes beside jobs."""
@@ -201,8 +196,11 @@ class SimulatedJobs:
                 self._leave(job_id, now)
         if self._rolling():
             self._press(list(self._lanes), "a rollout is in progress", now)
-        there = [device for device, lane in self._lanes.items() if lane.serves and device not in self._gone]
+        there = [device for device, lane in self._lanes.items() if lane.serves]
         self._tell(DevicesObserved({device: self._idle(device, now) for device in there}), now)
+        if self._watch is not None:
+            taken = sum(run.share_seconds for run in self._runs.values())
+            self._watch(now, taken, sum(lane.idle_seconds for lane in self._lanes.values()))
 
     def _idle(self, device: DeviceId, now: float) -> DeviceIdle:
         lane = self._lanes[device]

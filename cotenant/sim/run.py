@@ -31,7 +31,7 @@ from cotenant.runtime.lane_specs import lane_specs
 from cotenant.sim.adaptation import Adaptation, AdaptationDriver
 from cotenant.sim.applications import drawn_fanouts, reported_slos
 from cotenant.sim.closed_loop import ClosedLoopCallers
-from cotenant.sim.jobs import JobsActor, SimulatedJobs
+from cotenant.sim.jobs import JobsActor, SimulatedJobs, Watch
 from cotenant.sim.lending import LendingActor, LentProcessors
 from cotenant.sim.loop import Actor, Handle, Script, play
 from cotenant.sim.metrics import CountingService
@@ -69,6 +69,7 @@ def simulate(
     lend: bool = False,
     handle: Handle | None = None,
     over: Over | None = None,
+    watch_jobs: Watch | None = None,
 ) -> Report:
     """Simulate a plan under a workload, by default Poisson arrivals at the problem's own rates. Requests and reports
     may be of applications as well as of models.
@@ -83,7 +84,8 @@ def simulate(
     on a lane, instead of those of profiles and interference. lend: shares of processors are floors, and what is idle is
     lent, as a server does by default; otherwise they are ceilings. handle: replaces that of a new dispatcher, to record
     events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
-    Best-effort jobs run where the plans say, decided by the server's scheduler of jobs.
+    Best-effort jobs run where the plans say, decided by the server's scheduler of jobs. watch_jobs: hears what they
+    take.
 
     Raises PlanError for a plan that cannot stand on the problem's devices, or for a rollout during which a device lacks
     the memory for the workers of both plans, and ConfigError for lending where no device has processors.
@@ -126,8 +128,8 @@ def simulate(
             seconds=seconds,
             processors=processors,
             rolling=lambda: rollout.desired is not rollout.revision,
+            watch=watch_jobs,
         )
-        workers.on_devices_gone, workers.on_devices_back = jobs.lose, jobs.restore
     workers.fail(failures)
     workers.change(changes)
     for time, slower in foreign_load:

@@ -99,8 +99,6 @@ class Workers:
         self.on_rollout_ended: Callable[[RolloutEnded, float], None] = lambda ended, now: None
         self.on_devices_lost: Callable[[tuple[DeviceId, ...], str, float], None] = lambda lost, reason, now: None
         self.on_device_restored: Callable[[DeviceId, float], None] = lambda device, now: None
-        self.on_devices_gone: Callable[[Collection[DeviceId], float], None] = lambda devices, now: None
-        self.on_devices_back: Callable[[Collection[DeviceId], float], None] = lambda devices, now: None
         self._agenda: list[tuple[float, int, Callable[[float], object]]] = []
         self._order = itertools.count()
         self._events: deque[Event] = deque()
@@ -178,12 +176,10 @@ class Workers:
         """From now on nothing runs on these devices, until they are restored."""
         if devices:
             self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
-            self.on_devices_gone(devices, now)
 
     def restore(self, devices: Iterable[DeviceId], now: float) -> None:
         for device in devices:
             self._feed(DeviceRestored(device), now)
-            self.on_devices_back((device,), now)
 
     def _fail(self, failure: Failure, now: float) -> None:
         """Fail lanes, whose workers restart later, or devices, until they are back."""
@@ -199,14 +195,14 @@ class Workers:
         for device in devices:
             self.at(failure.time + failure.back, partial(self._restore, device))
         if devices:
-            self.lose(devices, reason, now)
+            self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
             self.on_devices_lost(tuple(devices), reason, now)
         if hit:
             self._feed(WorkersExited(tuple(hit), reason), now)
 
     def _restore(self, device: DeviceId, now: float) -> None:
         if not any(device in failure.parts and failure.covers(now) for failure in self._failures):
-            self.restore((device,), now)
+            self._feed(DeviceRestored(device), now)
             self.on_device_restored(device, now)
 
     def _feed(self, event: Event, now: float) -> None:

@@ -209,17 +209,18 @@ def test_batches_beside_jobs_take_as_much_longer_as_is_predicted() -> None:
     assert beside.models[0].observed == pytest.approx(1.1 * (alone.models[0].observed or 0.0), rel=0.01)
 
 
-def test_jobs_yield_while_requests_are_rejected() -> None:
+@pytest.mark.parametrize("lend", [False, True])
+def test_jobs_yield_while_requests_are_rejected(lend: bool) -> None:
     """A rate of three times the lane's capacity: half of the device is never used, and jobs must not have it either."""
     asked = on_processors(job())
     made = place_jobs(plan(HALF), asked)
     crowd = Workload(sources={"served": Uniform(rate=150.0)})
-    report = ran(asked, made, workload=crowd)
+    report = ran(asked, made, workload=crowd, lend=lend)
     assert report.models[0].outcomes["rejected"] > 1000
     got = results(report)["train"]
     assert got.idle_share_seconds == pytest.approx(0.5 * PROCESSORS * 20.0, rel=0.05)
     assert got.idle_part < 0.05
-    calm = results(ran(asked, made))["train"]
+    calm = results(ran(asked, made, lend=lend))["train"]
     assert calm.idle_part > 0.95
 
 
@@ -248,6 +249,18 @@ def test_job_moves_with_the_plan() -> None:
     assert got.device == "k-1"
     assert stayed.device == "k-0"
     assert got.steps == pytest.approx(stayed.steps, rel=0.15)
+
+
+def test_job_leaves_a_device_that_the_plan_gives_back() -> None:
+    asked = on_processors(job(), rates={"served": 5.0})
+    light = (partition("served", 500, 2.5),)
+    both = place_jobs(plan(light, light), asked)
+    first, second = both.devices
+    (whole,) = plan((partition("served", 500, 5.0),)).devices
+    fewer = msgspec.structs.replace(both, devices=(msgspec.structs.replace(whole, id=second.id, jobs=first.jobs),))
+    got = results(ran(asked, both, changes=[(10.0, fewer)]))["train"]
+    assert got.device == "k-1"
+    assert got.steps == pytest.approx(results(ran(asked, both))["train"].steps, rel=0.15)
 
 
 def test_jobs_that_wait_are_reported_with_their_reason() -> None:
