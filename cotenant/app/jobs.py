@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cotenant.app.job_places import PlaceChooser
 from cotenant.app.job_store import OpenJobs
 from cotenant.backends import Backend
 from cotenant.config import Settings
@@ -37,6 +38,7 @@ async def taking_jobs(settings: Settings, server: Server, backend: Backend, jobs
         restored=restored,
         keep=store.keep,
         forget=store.forget,
+        place=PlaceChooser(lambda: server.deployment),
     ) as driver:
         jobs.service.attach(driver, sources=TRAINERS)
         try:

@@ -55,8 +55,9 @@ class JobRecord:
         self.late = status.will_miss_deadline
         self.served = 0.0  # virtual time on the device of its account
         self._account: JobDevice | None = None  # where it ran last; another one after that was away
-        self.kept: StoredJob | None = None  # as it was stored last
-        self.kept_at = -math.inf
+        self._kept: tuple[object, ...] = ()  # as it was stored last
+        self._kept_progress = status.progress
+        self._kept_at = -math.inf
         self._spent = 0.0  # share-seconds of this attempt
         self._began: tuple[int, float] | None = None  # steps and share-seconds of this attempt when first heard of
         self._demand = WHOLE
@@ -151,8 +152,8 @@ class JobRecord:
         self.late = end > deadline - margin if self.predicted_end is not None or now > deadline else self.late
 
     def _end(self, device: JobDevice | None, weights: int, now: float) -> float | None:
-        cost, total = self._step_cost(), self.progress.total
-        if device is None or self.state is JobState.PAUSED or total is None or cost is None:
+        total = self.progress.total
+        if total is None or device is None or self.state is JobState.PAUSED or (cost := self._step_cost()) is None:
             return None
         part = min(device.average * self.job.priority / weights, self.claim(device).most)
         rate = part / WHOLE * device.seen.capacity  # share-seconds a second
@@ -182,8 +183,22 @@ class JobRecord:
             interference=self.interference,
         )
 
-    def stored(self) -> StoredJob:
+    # What outlives the server
+
+    def should_be_kept(self, now: float, every: float) -> bool:
+        """Tell whether something has changed that is to be stored: its state at once, its progress now and then."""
+        if self._kept != self._lasting():
+            return True
+        return now >= self._kept_at + every and self.progress != self._kept_progress
+
+    def keep(self, now: float) -> StoredJob:
+        """Return what is to be stored, which it then is."""
+        self._kept, self._kept_progress, self._kept_at = self._lasting(), self.progress, now
         return StoredJob(self.status(), self.failures, self.stop is not None and self.stop.cancels)
+
+    def _lasting(self) -> tuple[object, ...]:
+        cancelled = self.stop is not None and self.stop.cancels
+        return self.state, self.attempt, self.device, self.failures, cancelled, self.late
 
     def invariants(self) -> None:
         """Raise AssertionError where its state contradicts itself."""

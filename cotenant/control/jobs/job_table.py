@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from cotenant.control.jobs.job_device import JobDevice
 from cotenant.control.jobs.job_record import JobRecord
@@ -18,13 +19,14 @@ FRESH = 60.0  # seconds that a job counts as having waited when it is submitted:
 class JobTable:
     """Hold the scheduler's state; only the scheduler changes it.
 
-    jobs: as they were submitted. models: those that batch inference can run; None: not heard of yet. closing: no job is
-    started any more.
+    jobs: as they were submitted. running: those of them that have a process. models: those that batch inference can
+    run; None: not heard of yet. closing: no job is started any more.
     """
 
     def __init__(self, options: JobsOptions) -> None:
         self.options = options
         self.jobs: dict[JobId, JobRecord] = {}
+        self.running: dict[JobId, JobRecord] = {}
         self.devices: dict[DeviceId, JobDevice] = {}
         self.models: frozenset[str] | None = None
         self.closing = False
@@ -35,7 +37,11 @@ class JobTable:
 
     def jobs_on(self, device: JobDevice) -> list[JobRecord]:
         """Return the jobs that have a process on a device."""
-        return [record for record in self.jobs.values() if record.process and record.device == device.id]
+        return [record for record in self.running.values() if record.device == device.id]
+
+    def weight_on(self, device: JobDevice) -> int:
+        """Return the priorities of the jobs that divide what is idle on a device, in sum."""
+        return sum(each.job.priority for each in self.jobs_on(device) if each.state is JobState.RUNNING)
 
     def waiting(self, now: float) -> list[JobRecord]:
         """Return the jobs that wait for a start and are due, in the order in which they should get one: who has waited
@@ -60,6 +66,17 @@ class JobTable:
         if not self.devices:
             return "waits for a device: none takes jobs now"
         return min((self.no_room(job, device, now) for device in self.devices.values()), key=bool)
+
+    def reasons(self, records: Sequence[JobRecord], now: float) -> list[str]:
+        """Return why each of these jobs cannot be started now; jobs of equal needs wait for the same."""
+        known: dict[tuple[int, str], str] = {}
+        reasons = []
+        for record in records:
+            key = self.needs(record.job), self.missing_model(record.job)
+            if key not in known:
+                known[key] = self.why_waiting(record.job, now)
+            reasons.append(known[key])
+        return reasons
 
     def missing_model(self, job: Job) -> str:
         """Return what a job of batch inference waits for; empty where its model can be run."""

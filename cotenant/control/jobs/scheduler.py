@@ -64,6 +64,7 @@ class JobScheduler:
         self.options = options or JobsOptions()
         self._table = JobTable(self.options)
         self._jobs = self._table.jobs
+        self._running = self._table.running
         self._devices = self._table.devices
         self._ended: dict[JobId, JobStatus] = {}
         self._wake = math.inf  # what was asked for last
@@ -93,7 +94,7 @@ class JobScheduler:
     @property
     def processes(self) -> int:
         """How many jobs have a process now."""
-        return sum(bool(record.process) for record in self._jobs.values())
+        return len(self._running)
 
     # Events
 
@@ -170,16 +171,16 @@ class JobScheduler:
         for device in self._devices.keys() - event.devices.keys():
             del self._devices[device]
         commands: list[JobCommand] = []
-        for record in self._jobs.values():
-            if record.process and record.device not in self._devices:
+        for record in self._running.values():
+            if record.device not in self._devices:
                 commands += self._tell(record, f"waits for a device: {record.device} takes no jobs any more", now)
         return commands
 
     def _models_changed(self, models: frozenset[str], now: float) -> list[JobCommand]:
         self._table.models = models
         commands: list[JobCommand] = []
-        for record in self._jobs.values():
-            if record.process and (missing := self._table.missing_model(record.job)):
+        for record in self._running.values():
+            if missing := self._table.missing_model(record.job):
                 commands += self._tell(record, missing, now)
         return commands
 
@@ -200,17 +201,16 @@ class JobScheduler:
     def _shut_down(self, grace: float, now: float) -> list[JobCommand]:
         self._table.closing = True
         commands: list[JobCommand] = []
-        for record in self._jobs.values():
-            if record.process:
-                commands += self._tell(record, CLOSING, now, grace)
+        for record in self._running.values():
+            commands += self._tell(record, CLOSING, now, grace)
         return commands
 
     # Ends of attempts and of jobs
 
     def _current(self, id: JobId, attempt: int) -> JobRecord | None:
         """Return the job that this attempt runs; None for late events."""
-        record = self._jobs.get(id)
-        return record if record is not None and record.process and record.process == attempt else None
+        record = self._running.get(id)
+        return record if record is not None and record.process == attempt else None
 
     def _exited(self, event: JobExited, now: float) -> list[JobCommand]:
         record = self._current(event.id, event.attempt)
@@ -218,7 +218,7 @@ class JobScheduler:
             return []
         record.spend(event.share_seconds)
         stop = record.stop
-        record.leave()
+        self._leave(record)
         if event.completed:
             return self._end(record, JobState.SUCCEEDED, "", now)
         if stop is None:
@@ -227,6 +227,11 @@ class JobScheduler:
             return self._end(record, JobState.CANCELLED, stop.reason, now)
         self._requeue(record, stop.reason)
         return []
+
+    def _leave(self, record: JobRecord) -> None:
+        """Hear that nothing of an attempt is left."""
+        record.leave()
+        del self._running[record.job.id]
 
     def _failed(self, record: JobRecord, reason: str, hopeless: bool, now: float) -> list[JobCommand]:
         attempts = record.job.retries + 1
@@ -247,7 +252,7 @@ class JobScheduler:
         if record is None:
             return []
         cancelled = record.stop is not None and record.stop.cancels
-        record.leave()
+        self._leave(record)
         if cancelled:
             return self._end(record, JobState.CANCELLED, CANCELLED, now)
         record.refusals += 1
@@ -274,7 +279,7 @@ class JobScheduler:
         return [TellStop(record.job.id, record.process, reason)]
 
     def _kill_overdue(self, commands: list[JobCommand], now: float) -> None:
-        for record in self._jobs.values():
+        for record in self._running.values():
             if record.stop is not None and not record.stop.killed and now >= record.stop.due:
                 record.stop.killed = True
                 commands.append(KillJob(record.job.id, record.process, record.stop.reason))
@@ -301,7 +306,7 @@ class JobScheduler:
 
     def _divide(self, commands: list[JobCommand], now: float) -> None:
         """Divide what is idle on each device; what is taken away is said first."""
-        shares = {record.job.id: 0 for record in self._jobs.values()}
+        shares = dict.fromkeys(self._running, 0)
         for device in self._devices.values():
             idle = device.idle(now)
             active = [record for record in self._table.jobs_on(device) if record.state is JobState.RUNNING]
@@ -312,7 +317,7 @@ class JobScheduler:
                 record.served = claim.served
                 record.reason = "" if share else _why_nothing(device, now)
                 shares[record.job.id] = share
-        changed = [record for record in self._jobs.values() if shares[record.job.id] != record.granted]
+        changed = [record for record in self._running.values() if shares[record.job.id] != record.granted]
         for record in sorted(changed, key=lambda record: shares[record.job.id] - record.granted):
             record.grant(shares[record.job.id], self._table.device_of(record), now)
             commands.append(GrantShare(record.job.id, record.process, record.granted))
@@ -328,10 +333,9 @@ class JobScheduler:
     def _place(self, commands: list[JobCommand], now: float) -> None:
         """Ask where the next job should run, one after the other."""
         asked = any(record.placing for record in self._jobs.values())
-        for record in self._table.waiting(now):
-            if record.placing:
-                continue
-            record.reason = self._table.why_waiting(record.job, now)
+        waiting = [record for record in self._table.waiting(now) if not record.placing]
+        for record, reason in zip(waiting, self._table.reasons(waiting, now), strict=True):
+            record.reason = reason
             if not record.reason and asked:
                 record.reason = "waits for its turn"
             elif not record.reason:
@@ -351,38 +355,31 @@ class JobScheduler:
             record.reason = f"waits for a device: {event.reason or 'the one that was chosen has no room any more'}"
             return []
         record.begin(self._devices[event.device], now)
+        self._running[event.id] = record
         return [StartJob(record.job, event.device, record.attempt)]
 
     # When they will end, what is stored, and when to look again
 
     def _predict(self, commands: list[JobCommand], now: float) -> None:
         roomiest = max(self._devices.values(), key=lambda device: device.average, default=None)
+        weights = {device.id: self._table.weight_on(device) for device in self._devices.values()}
         for record in self._jobs.values():
-            device = self._table.device_of(record) or roomiest
-            others = [] if device is None else [other for other in self._table.jobs_on(device) if other is not record]
-            weights = sum(other.job.priority for other in others if other.state is JobState.RUNNING)
-            was_late = record.late
-            record.predict(device, weights + record.job.priority, now)
+            there, was_late = self._table.device_of(record), record.late
+            device = there or roomiest
+            own = 0 if there is not None and record.state is JobState.RUNNING else record.job.priority
+            record.predict(device, own + (0 if device is None else weights[device.id]), now)
             if record.late and not was_late and record.job.deadline is not None:
                 commands.append(DeadlineMissed(record.job.id, record.job.deadline, record.status().predicted_end))
 
     def _keep(self, commands: list[JobCommand], now: float) -> None:
         """Store what changed: a job's state at once, its progress now and then."""
-        for record in self._jobs.values():
-            stored, kept = record.stored(), record.kept
-            old = now >= record.kept_at + self.options.keep_every
-            if (
-                kept is None
-                or _state(stored) != _state(kept)
-                or (old and stored.status.progress != kept.status.progress)
-            ):
-                record.kept, record.kept_at = stored, now
-                commands.append(KeepJob(stored))
+        changed = (job for job in self._jobs.values() if job.should_be_kept(now, self.options.keep_every))
+        commands += [KeepJob(record.keep(now)) for record in changed]
 
     def _set_timer(self, commands: list[JobCommand], now: float) -> None:
         times = [device.pressed_until for device in self._devices.values()]
         times += [device.overfull_since + self.options.memory_patience for device in self._devices.values()]
-        times += [record.stop.due for record in self._jobs.values() if record.stop is not None]
+        times += [record.stop.due for record in self._running.values() if record.stop is not None]
         times += [record.due for record in self._jobs.values() if record.state is JobState.QUEUED]
         due = min((time for time in times if time > now), default=math.inf)
         if due < self._wake:
@@ -392,6 +389,7 @@ class JobScheduler:
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         assert not self._jobs.keys() & self._ended.keys()
+        assert self._running == {id: record for id, record in self._jobs.items() if record.process}  # noqa: A001
         assert sum(record.placing for record in self._jobs.values()) <= 1
         for record in self._jobs.values():
             record.invariants()
@@ -406,9 +404,3 @@ def _why_nothing(device: JobDevice, now: float) -> str:
     if device.seen.idle <= 0:
         return f"serving leaves nothing idle on {device.id}"
     return f"waits until other jobs on {device.id} have had as much"
-
-
-def _state(stored: StoredJob) -> tuple[object, ...]:
-    """Return what is stored at once when it changes."""
-    status = stored.status
-    return status.state, status.attempt, status.device, stored.failures, stored.cancelled, status.will_miss_deadline

@@ -590,6 +590,15 @@ def test_predicted_end_is_when_its_part_of_what_is_idle_has_done_the_rest() -> N
     assert world.status("job-2").predicted_end is None
 
 
+def test_end_of_a_job_whose_device_is_gone_is_predicted_on_another() -> None:
+    world = World(devices={CPU: DeviceIdle(500)})
+    world.submit(job())
+    world.run(10.0, total=1000)
+    world.devices = {OTHER: DeviceIdle(250)}
+    world.observe()
+    assert world.status().predicted_end == pytest.approx(1030.0, abs=0.5)
+
+
 def test_predicted_end_reckons_with_time_under_pressure() -> None:
     world = World(devices={CPU: DeviceIdle(500)}, idle_memory=10.0)
     world.submit(job())
