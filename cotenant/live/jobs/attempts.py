@@ -69,22 +69,27 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
         return {**confinement.environ(environ), **_NO_SPINNING, **threads, **home, **launch.env}
 
     def _program(self, job: Job, launch: Launch) -> tuple[tuple[str, ...], str]:
-        """Return the program of a job with its arguments, and the folder in which it runs; "": one of its own."""
+        """Return the program of a job with its arguments, and the folder in which it begins; "": one of its own. Python
+        jobs begin where the server runs, from where it may import what they do, and change into their own."""
         match job.work:
             case Command(argv=argv, directory=directory):
                 return argv, directory or ""
             case Training(batch=batch, steps=steps) as training:
-                return _stepping(self._steps(job, launch, self.function(training), batch=batch, steps=steps)), ""
+                return _stepping(self._steps(job, launch, self.function(training), batch=batch, steps=steps)), str(
+                    Path.cwd()
+                )
             case BatchInference(model=model, input=source, output=target, batch=batch):
-                work = InferenceWork(model=self.model(model), input=source, output=target, fake=launch.fake)
+                places = str(Path(source).absolute()), str(Path(target).absolute())
+                work = InferenceWork(model=self.model(model), input=places[0], output=places[1], fake=launch.fake)
                 options = msgspec.to_builtins(work)
-                return _stepping(self._steps(job, launch, _INFER, batch=batch, options=options)), ""
+                return _stepping(self._steps(job, launch, _INFER, batch=batch, options=options)), str(Path.cwd())
 
     def _steps(self, job: Job, launch: Launch, function: str, **options: object) -> StepWork:
         return msgspec.structs.replace(
             StepWork(
                 function=function,
                 directory=str(self.folder_of(job.id) / CHECKPOINT),
+                work=str(self.folder_of(job.id) / WORK),
                 threads=job.threads or launch.threads,
                 cuda=launch.cuda,
                 groups=launch.process != "",

@@ -48,7 +48,7 @@ from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.identity import DeviceId
 from cotenant.core.job import Job, JobId, JobStatus
 from cotenant.core.units import WHOLE, show_seconds
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, NotFoundError
 from cotenant.live.event_pump import EventPump
 from cotenant.live.foreign_load import available_cores
 from cotenant.live.jobs.attempts import Preparation
@@ -61,6 +61,7 @@ from cotenant.worker.jobs.messages import Ended, Report
 logger = logging.getLogger(__name__)
 
 LOOK = 0.05  # seconds between two looks at what serving needs, while a job runs
+KILLED = 15.0  # seconds that jobs have to be gone at the end, once they are killed
 OBSERVE = 0.5  # seconds between two readings of what is idle
 
 Place = Callable[[PlaceJob], JobPlaced | Awaitable[JobPlaced]]
@@ -88,6 +89,7 @@ class _Running:
         self.attempt = attempt
         self.device = device
         self.process: JobProcess | None = None
+        self.told = False  # to stop
         self.share = 0  # granted, ‰
         self.sent: tuple[int, float | None] = (0, None)
         self.share_seconds = 0.0  # of a device that is no processor: share times seconds so far
@@ -165,8 +167,12 @@ class JobDriver:
         for each in self._running.values():
             if each.process is not None:
                 each.process.kill("the server has stopped")
-        if left := [each.process.gone for each in self._running.values() if each.process is not None]:
-            await asyncio.wait(left)
+        if left := [each.process for each in self._running.values() if each.process is not None]:
+            gone = [process.gone for process in left]
+            await asyncio.wait(gone, timeout=KILLED)
+            for process in left:
+                process.abandon()
+            await asyncio.wait(gone, timeout=KILLED)
         self._begun = False
         for timer in (self._timer, self._look_timer):
             if timer is not None:
@@ -182,11 +188,6 @@ class JobDriver:
 
     def statuses(self) -> list[JobStatus]:
         return self._scheduler.statuses()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a job has a process, so that nothing should be measured that it would slow."""
-        return bool(self._running)
 
     def _unix(self) -> float:
         return self._epoch + self._clock()
@@ -205,6 +206,7 @@ class JobDriver:
             case TellStop(id, attempt, reason):
                 if (running := self._current(id, attempt)) is not None and running.process is not None:
                     logger.info("job %s is told to stop: %s", id, reason)
+                    running.told = True
                     running.process.tell()
             case KillJob(id, attempt, reason):
                 if (running := self._current(id, attempt)) is not None and running.process is not None:
@@ -259,7 +261,7 @@ class JobDriver:
         except (CotenantError, OSError) as error:
             del self._running[job.id]
             reason = str(error) if isinstance(error, CotenantError) else f"{error.filename}: {error.strerror}"
-            hopeless = isinstance(error, CotenantError)
+            hopeless = isinstance(error, CotenantError) and not isinstance(error, NotFoundError)  # it may come back
             self.feed(JobExited(job.id, attempt, completed=False, reason=reason, hopeless=hopeless))
             return
         try:
@@ -294,8 +296,9 @@ class JobDriver:
         del self._running[running.job.id]
         if ended.completed:
             self._slowdowns.forget(running.job.id)
-        else:
-            logger.warning("job %s, attempt %d, ended: %s", running.job.id, running.attempt, ended.reason)
+        else:  # one that was told to is no surprise
+            level = logging.INFO if running.told else logging.WARNING
+            logger.log(level, "job %s, attempt %d, ended: %s", running.job.id, running.attempt, ended.reason)
         self.feed(
             JobExited(
                 running.job.id,

@@ -56,6 +56,7 @@ class JobProcess:
         self._end: Ended | None = None
         self._group = 0  # process group of the job
         self._waits = attempt.waits
+        self._closed = False  # the shim has closed its end
         self._told = False
         self._unsent = bytearray()
         self._lines: Lines[FromShim] = Lines(msgspec.json.Decoder(FromShim))
@@ -96,8 +97,14 @@ class JobProcess:
     def kill(self, reason: str) -> None:
         self._send(Kill(reason))
 
+    def abandon(self) -> None:
+        """Kill the shim as well, where it is still there: it hangs, or processes of the job cannot be killed."""
+        if not self.gone.done():
+            self._shim.kill()
+            self._signal(signal.SIGKILL)
+
     def _send(self, message: ToShim) -> None:
-        if self.gone.done() or len(self._unsent) > _MAX_UNSENT:
+        if self._closed or len(self._unsent) > _MAX_UNSENT:
             return
         if not self._unsent:
             self._loop.add_writer(self._connection, self._flush)
@@ -126,6 +133,7 @@ class JobProcess:
         except msgspec.DecodeError:
             data = b""
         if not data:
+            self._closed = True
             self._loop.remove_reader(self._connection)
             self._loop.remove_writer(self._connection)
             self._connection.close()

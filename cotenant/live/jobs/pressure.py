@@ -16,6 +16,8 @@ STEP = 2.0  # times the usual rate: what is looked for
 ALARM = 5.0  # log likelihood ratio: some 1 % of the time false, and half of the doubled rates seen in 0.2 s at 80/s
 MEMORY = 10.0  # seconds of the average that is the usual rate
 FIRST = 2.0  # seconds until the usual rate is known
+LEAST = 5.0  # requests/s: a usual rate below counts as this, so that a few requests after a pause are no step
+SETTLED = 2.0  # seconds without trouble after a step, from which on the new rate is the usual one
 STILL = 1.4  # times the usual rate, above which a rate that has stepped up still is
 RECENT = 0.5  # seconds of the average that is the rate now
 BATCHES = 3.0  # full batches that wait, from which on a queue grows
@@ -59,7 +61,8 @@ class PressureWatch:
         self._usual = 0.0  # requests/s
         self._recent = 0.0
         self._ratio = 0.0  # log likelihood ratio of a doubled rate to the usual one (Page's test)
-        self._stepped = False
+        self._stepped_at: float | None = None
+        self._trouble_at = -math.inf  # when a queue grew, or requests missed their target
         self._counts: deque[tuple[float, int, int]] = deque()  # when, ended, missed
 
     def observe(self, counts: ServingCounts, now: float) -> Pressure | None:
@@ -70,11 +73,15 @@ class PressureWatch:
             return _CHANGING if counts.changing else None
         before, self._last = self._last, (now, counts)
         self._count_rate(counts.arrived - before[1].arrived, now - before[0], now)
+        trouble = self._queues(counts) or self._attainment(counts, now)
+        if trouble is not None:
+            self._trouble_at = now
+        self._settle(now)
         if counts.changing:
             return _CHANGING
-        if self._stepped:
+        if trouble is None and self._stepped_at is not None:
             return Pressure(f"requests come at {self._recent:.3g}/s, and came at {self._usual:.3g}/s")
-        return self._queues(counts) or self._attainment(counts, now)
+        return trouble
 
     def _count_rate(self, arrived: int, seconds: float, now: float) -> None:
         """Test for a rate that has doubled: Poisson counts gather evidence as fast as any test can (Page 1954)."""
@@ -86,13 +93,24 @@ class PressureWatch:
         if known < FIRST:
             self._usual += seconds / known * (rate - self._usual)
             return
-        step = arrived * math.log(STEP) - self._usual * (STEP - 1) * seconds
+        usual = max(self._usual, LEAST)
+        step = arrived * math.log(STEP) - usual * (STEP - 1) * seconds
         self._ratio = max(0.0, self._ratio + step)
         if self._ratio >= ALARM:
-            self._stepped, self._ratio = True, 0.0
-            self._recent = max(self._recent, STEP * self._usual)
-        self._stepped = self._stepped and self._recent > STILL * self._usual
+            self._ratio = 0.0
+            if self._stepped_at is None:
+                self._stepped_at = now
+                self._recent = max(self._recent, STEP * usual)
         self._usual += (1 - math.exp(-seconds / MEMORY)) * (rate - self._usual)
+
+    def _settle(self, now: float) -> None:
+        """End a step where the rate is back, or where serving has done well at the new one for a while."""
+        if self._stepped_at is None:
+            return
+        if self._recent <= STILL * max(self._usual, LEAST):
+            self._stepped_at = None
+        elif now - max(self._stepped_at, self._trouble_at) >= SETTLED:
+            self._usual, self._stepped_at, self._ratio = self._recent, None, 0.0
 
     def _queues(self, counts: ServingCounts) -> Pressure | None:
         for model, (rows, batches) in counts.waiting.items():

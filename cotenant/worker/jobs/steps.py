@@ -33,16 +33,18 @@ _TOLD = "it was told to stop"
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe the work. function: ``module:name`` or ``path/to/file.py:name``. directory: for checkpoints. Other
-    fields: of `JobContext`."""
+    """Describe the work. function: ``module:name`` or ``path/to/file.py:name``. directory: for checkpoints. work: the
+    working directory of what has no file; empty: the present one. groups: the share is of groups of multiprocessors, by
+    CUDA green contexts. Other fields: of `JobContext`."""
 
     function: str
     directory: str
+    work: str = ""
     batch: int | None = None
     steps: int | None = None
     threads: int = 1
     cuda: bool = False
-    groups: bool = False  # the share is of groups of multiprocessors, by CUDA green contexts
+    groups: bool = False
     options: dict[str, Any] = {}
 
 
@@ -102,7 +104,7 @@ def run(work: StepWork, progress: Progress, granted: mmap.mmap | None) -> int:
             granted=granted,
         )
         with StepStreams(context, enabled=work.groups) as streams:
-            completed = _drive(_generator(work.function, context), context, progress, stop, streams)
+            completed = _drive(_generator(work, context), context, progress, stop, streams)
     except (ConfigError, ModelError) as error:
         progress.failed(str(error), hopeless=True)
         return 1
@@ -152,13 +154,16 @@ def _drive(steps: Steps, context: JobContext, progress: Progress, stop: _Stop, s
 _END = object()
 
 
-def _generator(name: str, context: JobContext) -> Steps:
-    """Return the job's generator. Raises ConfigError where there is none of that name."""
-    place, _, function = name.rpartition(":")
+def _generator(work: StepWork, context: JobContext) -> Steps:
+    """Return the job's generator, in its working directory. Raises ConfigError where there is none of that name."""
+    place, _, function = work.function.rpartition(":")
     if place.endswith(".py"):
-        module: ModuleType = _load_file(Path(place))
+        module: ModuleType = _load_file(Path(place).absolute())
     else:
         module = importlib.import_module(place)
+        if work.work:
+            Path(work.work).mkdir(parents=True, exist_ok=True)
+            os.chdir(work.work)
     found: Callable[[JobContext], object] | None = getattr(module, function, None)
     if not callable(found):
         names = [each for each, value in vars(module).items() if inspect.isgeneratorfunction(value)]
@@ -166,7 +171,7 @@ def _generator(name: str, context: JobContext) -> Steps:
         raise ConfigError(f"{place}: no function {function!r}{others}")
     steps = found(context)
     if not isinstance(steps, Generator):
-        raise ConfigError(f"{name}: is no generator function; let it `yield` at the end of each step")
+        raise ConfigError(f"{work.function}: is no generator function; let it `yield` at the end of each step")
     return steps
 
 

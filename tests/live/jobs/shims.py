@@ -95,3 +95,7 @@ def is_alive(pid: int) -> bool:
 def state_of(pid: int) -> str:
     """Return the letter that Linux gives for the state of a process, such as T for one that is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

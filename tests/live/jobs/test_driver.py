@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -34,7 +36,7 @@ from cotenant.live.jobs.attempts import Preparation
 from cotenant.live.jobs.driver import JobDriver
 from cotenant.live.jobs.pressure import ServingCounts
 from cotenant.worker.wire import WorkerModel
-from tests.live.jobs.shims import SAY, in_loop, is_alive, state_of, until
+from tests.live.jobs.shims import SAY, in_loop, is_alive, parent_of, state_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="jobs are held by means of Linux")
 
@@ -276,6 +278,32 @@ async def test_cancelled_job_that_ignores_it_is_killed_after_its_grace(
         jobs.driver.feed(JobCancelAsked("job-1"))
         await jobs.until(lambda: jobs.status().state is JobState.CANCELLED)
         assert not is_alive(int(jobs.said("pid")))
+
+
+@in_loop
+async def test_stop_that_was_asked_for_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.said("pid"))
+        jobs.driver.feed(JobCancelAsked("job-1"))
+        await jobs.until(lambda: jobs.status().state is JobState.CANCELLED)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@in_loop
+async def test_shim_that_hangs_does_not_keep_the_server_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KILLED", 2.0)
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.said("pid"))
+        pid = int(jobs.said("pid"))
+        os.kill(parent_of(pid), signal.SIGSTOP)
+        await jobs.driver.stop(0.0)
+    await until(lambda: not is_alive(pid))
 
 
 @in_loop

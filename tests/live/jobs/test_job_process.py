@@ -267,6 +267,18 @@ async def test_shim_that_is_killed_takes_its_job_along(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_what_is_sent_to_a_job_that_is_about_to_be_gone_is_harmless(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "pass")
+    job.process.grant(1000, None)
+    await until(lambda: job.process._closed)
+    assert not job.end.done()  # its shim is waited for
+    job.process.grant(0, None)
+    job.process.tell()
+    job.process.kill("late")
+    assert (await job.ended()).completed
+
+
+@in_loop
 async def test_later_attempt_continues_the_output(tmp_path: Path) -> None:
     for word in ("one", "two"):
         job = Watched(tmp_path, f"print({word!r})")

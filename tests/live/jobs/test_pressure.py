@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.live.jobs.pressure import FIRST, PressureWatch, ServingCounts
+from cotenant.live.jobs.pressure import FIRST, SETTLED, PressureWatch, ServingCounts
 
 LOOK = 0.05
 
@@ -16,6 +16,7 @@ class World:
         self.rate = rate
         self.now = 0.0
         self.arrived = 0
+        self.waiting: dict[str, tuple[int, float]] = {}
         self._random = np.random.default_rng(seed)
 
     def run(self, seconds: float) -> list[float]:
@@ -24,7 +25,8 @@ class World:
         for _ in range(round(seconds / LOOK)):
             self.now += LOOK
             self.arrived += int(self._random.poisson(self.rate * LOOK))
-            if self.watch.observe(ServingCounts(arrived=self.arrived, ended=self.arrived, missed=0), self.now):
+            counts = ServingCounts(arrived=self.arrived, ended=self.arrived, missed=0, waiting=self.waiting)
+            if self.watch.observe(counts, self.now):
                 seen.append(self.now)
         return seen
 
@@ -47,13 +49,33 @@ def test_steady_rate_gives_no_pressure_most_of_the_time() -> None:
     assert looks < 0.03 * 10 * 100 / LOOK
 
 
-def test_rate_that_stays_up_becomes_usual() -> None:
-    world = World(200)
+@pytest.mark.parametrize("times", [2, 10])
+def test_rate_that_stays_up_becomes_usual_once_serving_has_done_well_at_it(times: float) -> None:
+    world = World(80)
     world.run(20.0)
-    world.rate = 400
-    assert world.run(5.0)
-    world.run(30.0)
-    assert len(world.run(10.0)) < 10
+    begun, world.rate = world.now, 80.0 * times
+    seen = world.run(30.0)
+    assert seen[0] < begun + 1.0
+    assert sum(moment < begun + SETTLED + 1.0 for moment in seen) > 1.5 / LOOK
+    assert sum(moment >= begun + SETTLED + 1.0 for moment in seen) < 0.03 * 30 / LOOK
+
+
+def test_step_lasts_while_a_queue_grows() -> None:
+    world = World(80)
+    world.run(20.0)
+    world.rate = 160.0
+    world.waiting = {"digits": (50, 9.0)}
+    assert len(world.run(10.0)) == 10 / LOOK
+    world.waiting = {}
+    seen = world.run(10.0)
+    assert 0 < len(seen) <= 1.5 * SETTLED / LOOK
+
+
+def test_few_requests_after_a_pause_are_no_step() -> None:
+    world = World(0)
+    world.run(60.0)
+    world.rate = 4.0
+    assert len(world.run(60.0)) < 0.03 * 60 / LOOK
 
 
 def test_nothing_is_said_of_rates_before_they_are_known() -> None:
