@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -26,6 +27,7 @@ DEMO_WORK = 0.3
 
 FRACTIONS = (0.75, 0.5, 0.25)  # of those rates, tried in turn where a plan for them would miss an SLO
 TIME_LIMIT = 0.2  # seconds of the planner's search
+SLOWDOWN_STEP = 1.05  # factor between slowdowns that plans are made for
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,8 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_demo_once(problem: Problem, settings: Settings, slowdowns: Mapping[str, float]) -> DemoPlan:
     """Plan as `plan_demo` does, or return what an earlier run of the same demo on the same machine found. settings: of
-    the server, which the problem is of."""
+    the server, which the problem is of. slowdowns: rounded up, as no two measurements of a busy machine agree."""
+    slowdowns = {model: _rounded_up(slowdown) for model, slowdown in slowdowns.items()}
     asked = (settings.planner, settings.interference, dict(slowdowns))
     key = plan_key(problem, "demo", *asked, DEMO_WORK, FRACTIONS, TIME_LIMIT)
     if (text := load_plan(key)) is not None:
@@ -53,6 +56,12 @@ def plan_demo_once(problem: Problem, settings: Settings, slowdowns: Mapping[str,
     found = _Found(plan=msgspec.Raw(made.plan.to_json()), fraction=made.fraction, missed=made.missed)
     store_plan(key, msgspec.json.encode(found))
     return made
+
+
+def _rounded_up(slowdown: float) -> float:
+    """Return the next power of SLOWDOWN_STEP."""
+    exponent = math.log(slowdown, SLOWDOWN_STEP)
+    return round(SLOWDOWN_STEP ** math.ceil(exponent - 1e-9), 3)
 
 
 class _Found(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
 from cotenant.app.problem import work_of
-from cotenant.cli.demo_rates import DEMO_WORK, plan_demo
+from cotenant.cli.demo_rates import DEMO_WORK, DemoPlan, plan_demo, plan_demo_once
+from cotenant.config import read_settings
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem
 from cotenant.planners.check import check
 from tests.planners.problems import embedded
 
@@ -31,3 +37,19 @@ def test_demo_names_models_whose_target_no_share_keeps() -> None:
     chosen = plan_demo(problem, "geometry", {"digits": 100.0})
     assert any(line.startswith("digits: no share is left that serves ") for line in chosen.missed), chosen.missed
     assert chosen.plan.rate("digits") == 0 and chosen.plan.rate("bert") > 0
+
+
+def test_plan_for_a_busy_machine_is_found_again_at_about_the_same_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    problem, planned = embedded(), []
+
+    def plan(problem: Problem, planner: str, slowdowns: Mapping[str, float]) -> DemoPlan:
+        planned.append(slowdowns["digits"])
+        return DemoPlan(problem=problem, plan=Plan(planner=planner))
+
+    monkeypatch.setattr("cotenant.cli.demo_rates.plan_demo", plan)
+    for measured in (1.49, 1.46, 1.43, 1.52, 1.72):
+        plan_demo_once(problem, read_settings(), {"digits": measured})
+    assert planned == [1.551, 1.477, 1.796]
