@@ -53,7 +53,7 @@ compiled: $(TOOLS)
 
 # What it costs: one line each; needs wrk and h2load, and a machine that has nothing else to do. docs/benchmarks.md has the figures.
 bench: $(TOOLS)
-	for name in simulator forecast applications geometry predictors http_small grpc_small http_large sleep_model overload page_stream shares live_vs_simulated; do \
+	for name in simulator forecast applications geometry predictors http_small grpc_small http_large long_json sleep_model overload page_stream shares live_vs_simulated; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # All that needs a GPU, in stages that each end in time and go on where an earlier run stopped: docs/gpus.md. Without a

@@ -50,15 +50,18 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def cotenant(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, str]]:
+def cotenant(models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True) -> Iterator[tuple[int, str]]:
     """Run `cotenant serve` with these models on one whole device; yield pid and URL."""
-    with serving(models, backend=backend) as (pid, addresses):
+    with serving(models, backend=backend, adapt=adapt) as (pid, addresses):
         yield pid, f"http://{addresses['http']}"
 
 
 @contextmanager
-def serving(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[tuple[int, dict[str, str]]]:
-    """Run `cotenant serve` with these models on one whole device; yield pid, and addresses by front end."""
+def serving(
+    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Run `cotenant serve` with these models on one whole device; yield pid, and addresses by front end. adapt: to what
+    they are asked for."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         entries = []
@@ -76,7 +79,7 @@ def serving(models: Mapping[str, Served], *, backend: str = "cpu") -> Iterator[t
             for model, served in models.items()
         ]
         (root / "profiles.csv").write_text(write_profiles(profiles))
-        head = f'backend = "{backend}"\nprofiles = "profiles.csv"\n[cpu]\ncuts = [100]\n'
+        head = f'backend = "{backend}"\nprofiles = "profiles.csv"\nadapt = {str(adapt).lower()}\n[cpu]\ncuts = [100]\n'
         (root / "settings.toml").write_text(head + "".join(entries))
         ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
         with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):

@@ -16,7 +16,8 @@ import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
 from cotenant.errors import InvalidError, MalformedError
-from cotenant.live.limits import MAX_ELEMENTS, MAX_RANK
+from cotenant.live.json_numbers import packed_numbers
+from cotenant.live.limits import MAX_AT_ONCE, MAX_ELEMENTS, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
     Data,
@@ -261,7 +262,7 @@ def read_tensor(given: InputTensor) -> Tensor:
     return Tensor(given.name, given.datatype, given.shape, _numbers(given))
 
 
-def _numbers(given: InputTensor) -> bytes:
+def _numbers(given: InputTensor) -> bytes | bytearray:
     """Return the `data` of an input, flat or nested, as raw bytes."""
     datatype, raw = given.datatype, given.data
     decoder = _flat.get(datatype)
@@ -274,24 +275,35 @@ def _numbers(given: InputTensor) -> bytes:
     expected = math.prod(given.shape)
     if not expected or datatype == "BYTES":
         check_elements(given)
+    data: bytes | bytearray
     try:
-        try:
-            items = decoder.decode(raw)
-        except msgspec.ValidationError:
-            items = msgspec.convert(_flatten(_any_decoder.decode(raw)), _lists[datatype])
-        if datatype == "BYTES":
-            data = pack_strings([item.encode() for item in items])
+        if len(raw) > MAX_AT_ONCE and expected and datatype != "BYTES":
+            count, data = packed_numbers(raw, decoder, FORMATS[datatype], expected)
         else:
-            data = struct.pack(f"<{len(items)}{FORMATS[datatype]}", *items)
+            items = _items(raw, datatype, decoder)
+            count = len(items)
+            if datatype == "BYTES":
+                data = pack_strings([item.encode() for item in items])
+            else:
+                data = struct.pack(f"<{count}{FORMATS[datatype]}", *items)
     except (msgspec.DecodeError, UnicodeError, OverflowError, TypeError, ValueError, struct.error) as error:
         raise MalformedError(f"input {given.name!r}: 'data' is not a list of {datatype}: {error}") from None
     except RecursionError:
         raise MalformedError(_TOO_DEEP) from None
-    if len(items) != expected:
+    if count != expected:
         raise MalformedError(
-            f"input {given.name!r}: 'data' has {len(items)} elements, but shape {list(given.shape)} has {expected}"
+            f"input {given.name!r}: 'data' has {count} elements, but shape {list(given.shape)} has {expected}"
         )
     return data
+
+
+def _items(raw: msgspec.Raw, datatype: str, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any]:
+    """Return the elements of a list, flat or nested."""
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        flat: list[Any] = msgspec.convert(_flatten(_any_decoder.decode(raw)), _lists[datatype])
+        return flat
 
 
 def _flatten(items: Any) -> list[Any]:

@@ -15,8 +15,10 @@ from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from cotenant.errors import ConfigError
+from cotenant.core.tensor import DTYPES
+from cotenant.errors import ConfigError, InvalidError
 from cotenant.live.grpc import GrpcServer, health
+from cotenant.live.grpc.tensors import _CONTENTS, _MANY, _contents
 from cotenant.protocol import messages
 from tests.live.stub import Running, StubCore
 
@@ -61,6 +63,33 @@ def test_typed_contents_of_each_datatype_are_read_or_rejected(
 ) -> None:
     asked = tensor(datatype=name.upper(), contents={field: items})
     assert list(call("ModelInfer", model_name=name, inputs=[asked]).raw_output_contents) == [raw]
+
+
+@pytest.mark.parametrize("datatype", [name for name in DTYPES if name not in ("FP16", "BF16")])
+@pytest.mark.parametrize("count", [_MANY - 1, _MANY, 3 * _MANY])
+def test_many_typed_contents_are_read_as_few_are(datatype: str, count: int) -> None:
+    rng, dtype = np.random.default_rng(count), DTYPES[datatype]
+    if dtype.kind in "iu":
+        values = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, count, dtype, endpoint=True)
+        values[:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    else:
+        values = (rng.standard_normal(count) * 1e3).astype(dtype)
+    asked = messages.ModelInferRequest().inputs.add(datatype=datatype)
+    getattr(asked.contents, _CONTENTS[datatype]).extend(values.tolist())
+    assert _contents(asked, count) == values.tobytes()
+    asked.contents.fp32_contents.extend([0.5] * (datatype != "FP32"))  # which is not read
+    asked.contents.bool_contents.extend([True] * (datatype != "BOOL"))
+    assert _contents(asked, count) == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"), [("INT8", [-129]), ("INT16", [1 << 15]), ("UINT8", [256]), ("UINT16", [1 << 16])]
+)
+def test_one_of_many_typed_contents_that_does_not_fit_is_rejected(datatype: str, values: list[int]) -> None:
+    asked = messages.ModelInferRequest().inputs.add(name="x", datatype=datatype)
+    getattr(asked.contents, _CONTENTS[datatype]).extend([1] * _MANY + values)
+    with pytest.raises(InvalidError, match=rf"^input 'x': u?int_contents does not fit {datatype}: "):
+        _contents(asked, 2 * _MANY)
 
 
 def infer(

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import socket
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
+from cotenant.live import codec
 from cotenant.live.http import HttpServer, Limits
+from cotenant.live.limits import MAX_AT_ONCE
 from tests.live.stub import Running, StubCore
 
 ONE = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
@@ -622,6 +626,43 @@ def test_compressed_body_is_unpacked_or_rejected(front: Running) -> None:
         with connected(front) as sock:
             sock.sendall(request("POST", INFER, data, Content_Encoding=encoding, Connection="close"))
             assert [answer.status for answer in answers(read_all(sock))] == [status], encoding
+
+
+def test_long_json_is_read_in_a_thread_while_others_are_served(front: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes; what it says is answered as if it were short."""
+    go, decode, threads = threading.Event(), codec.decode, []
+
+    def slowly(body: Any, info: Any, **more: Any) -> Any:
+        if len(body) > MAX_AT_ONCE:
+            threads.append(threading.current_thread().name)
+            assert go.wait(60)
+        return decode(body, info, **more)
+
+    def asked(tensor: dict[str, Any]) -> bytes:
+        return request("POST", INFER, json.dumps({"inputs": [tensor]}).encode(), Connection="close")
+
+    monkeypatch.setattr(codec, "decode", slowly)
+    row, before = [0.5] * 2000, len(front.core.requests)
+    long = {"name": "x", "shape": [50, 2000], "datatype": "FP32", "data": [row] * 50}
+    bad, other = long | {"data": [[*row, 1], *[row] * 49]}, long | {"shape": [50, 1999]}
+    with connected(front) as first, connected(front) as second, connected(front) as third, connected(front) as gone:
+        for sock, tensor in ((first, long), (second, bad), (third, other), (gone, long)):
+            sock.settimeout(60)
+            sock.sendall(asked(tensor))
+        while not threads:
+            time.sleep(0.001)
+        with connected(front) as quick:
+            quick.settimeout(60)
+            quick.sendall(asked(ONE))
+            assert [answer.status for answer in answers(read_all(quick))] == [200]
+        gone.close()
+        go.set()
+        (answer,) = answers(read_all(first))
+        assert answer.status == 200 and json.loads(answer.body)["outputs"][0]["data"] == row * 50
+        assert "its rows differ in length" in answers(read_all(second))[0].body.decode()
+        assert "has 100000 elements, but shape [50, 1999] has 99950" in answers(read_all(third))[0].body.decode()
+    assert set(threads) == {"cotenant-json_0"}
+    assert len(front.core.requests) - before in (2, 3), "whose caller left may have been read before that was seen"
 
 
 def test_compressed_body_that_unpacks_above_the_limit_is_rejected(core: StubCore) -> None:

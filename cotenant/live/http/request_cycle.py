@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
@@ -20,10 +21,15 @@ from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
 from cotenant.live.limits import MAX_AT_ONCE, MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
-from cotenant.live.shared_memory import SharedMemoryNamedError
+from cotenant.live.shared_memory import SharedMemoryNamedError, SharedTensors
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("cotenant.access")
+
+Decoded = tuple[InferRequest, codec.ResponseFormat]
+
+# Reads long JSON: one thread, since each more would make the event loop wait for the interpreter's lock once more.
+_readers = ThreadPoolExecutor(1, "cotenant-json")
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
 _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread, and written without joining its parts
@@ -122,26 +128,49 @@ class RequestCycle:
         """Submit the body as an inference request; `done` writes the response. lost: seconds of its target that pass
         before it is submitted and after it is answered. access: who may name shared memory."""
         try:
-            info = self.info = core.model(model, version)
-            header = _header_length(self.headers)
-            try:
-                request, self.format = codec.decode(self.body, info, header=header, block=self.block, start=self.start)
-            except SharedMemoryNamedError:
-                if not core.shared_memory.enabled:
-                    raise
-                access.check(Permission.SHARE, self.caller())
-                shared = core.shared_memory.tensors()
-                request, self.format = codec.decode(
-                    self.body, info, header=header, block=self.block, start=self.start, shared=shared
-                )
-            if b"traceparent" in self.headers:
-                trace = self.headers[b"traceparent"].decode("latin-1")
-                request = msgspec.structs.replace(request, traceparent=trace)
-            self.request = request
-            self.body, self.block = b"", None
-            self.handle = core.infer(request, self.done, lost=lost)
+            self.info = core.model(model, version)
+            if len(self.body) > MAX_AT_ONCE and self.json_size() > MAX_AT_ONCE:
+                self._decode_in_thread(core, lost, access)
+            else:
+                self._submit(core, lost, access, self._decode)
         except CotenantError as error:
             self.fail(error)
+
+    def _decode_in_thread(self, core: Core, lost: float, access: Access) -> None:
+        """Submit the body once it has been read; others are served meanwhile."""
+        began = time.monotonic()
+
+        def decoded(work: asyncio.Future[Decoded]) -> None:
+            if self.channel.transport is None:  # the caller has left
+                work.exception()
+                return
+            try:
+                self._submit(core, lost + time.monotonic() - began, access, work.result)
+            except CotenantError as error:
+                self.fail(error)
+            except Exception as error:  # noqa: BLE001  # it is logged
+                self.fail_unexpectedly(error)
+
+        asyncio.get_running_loop().run_in_executor(_readers, self._decode).add_done_callback(decoded)
+
+    def _decode(self, shared: SharedTensors | None = None) -> Decoded:
+        header = _header_length(self.headers)
+        return codec.decode(self.body, self.info, header=header, block=self.block, start=self.start, shared=shared)
+
+    def _submit(self, core: Core, lost: float, access: Access, decoded: Callable[[], Decoded]) -> None:
+        try:
+            request, self.format = decoded()
+        except SharedMemoryNamedError:
+            if not core.shared_memory.enabled:
+                raise
+            access.check(Permission.SHARE, self.caller())
+            request, self.format = self._decode(core.shared_memory.tensors())
+        if b"traceparent" in self.headers:
+            trace = self.headers[b"traceparent"].decode("latin-1")
+            request = msgspec.structs.replace(request, traceparent=trace)
+        self.request = request
+        self.body, self.block = b"", None
+        self.handle = core.infer(request, self.done, lost=lost)
 
     def done(self, result: InferResponse | RequestError) -> None:
         """Respond with the outcome of the inference request."""
