@@ -80,7 +80,11 @@ class JobTable:
 
     def missing_model(self, job: Job) -> str:
         """Return what a job of batch inference waits for; empty where its model can be run."""
-        if not isinstance(job.work, BatchInference) or (self.models is not None and job.work.model in self.models):
+        if not isinstance(job.work, BatchInference):
+            return ""
+        if self.models is None:
+            return "waits until the server has told which models it has"
+        if job.work.model in self.models:
             return ""
         return f"waits for model {job.work.model!r}, which is not loaded"
 

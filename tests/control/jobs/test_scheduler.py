@@ -159,9 +159,9 @@ def test_job_without_a_place_is_placed_again_later(device: DeviceId | None, why:
 def test_batch_inference_waits_for_its_model_and_stops_when_that_is_unloaded() -> None:
     world = World()
     world.submit(job(work=BatchInference(model="bert", input="a", output="b")))
-    assert world.status().reason == "waits for model 'bert', which is not loaded"
+    assert world.status().reason == "waits until the server has told which models it has"
     world.tell(ModelsChanged(frozenset(("gpt",))))
-    assert world.status().state is JobState.QUEUED
+    assert world.status().reason == "waits for model 'bert', which is not loaded"
     world.tell(ModelsChanged(frozenset(("bert",))))
     assert world.status().state is JobState.RUNNING
     why = "waits for model 'bert', which is not loaded"
