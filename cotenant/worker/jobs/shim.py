@@ -51,7 +51,13 @@ from cotenant.worker.jobs.messages import (
 )
 from cotenant.worker.jobs.output_file import OutputFile
 from cotenant.worker.jobs.pacer import Pacer
-from cotenant.worker.jobs.process_tree import descendants, private_memory, processor_seconds, signal_all
+from cotenant.worker.jobs.process_tree import (
+    descendants,
+    private_memory,
+    processor_seconds,
+    proportional_memory,
+    signal_all,
+)
 
 REPORT = 0.25  # seconds between two reports, and looks at memory
 READ = 1 << 16  # bytes: what a pipe holds
@@ -83,6 +89,7 @@ class Shim:
         self._read_at = 0.0
         self._printed, printed = os.pipe2(os.O_CLOEXEC)
         self._progress, progress = os.pipe2(os.O_CLOEXEC)
+        self._open = {self._printed, self._progress}  # pipes that some process of the job may write to
         os.set_blocking(self._printed, False)
         os.set_blocking(self._progress, False)
         share = os.memfd_create("cotenant-job")
@@ -106,12 +113,9 @@ class Shim:
         self._reap()  # it may have ended before the signal was watched
         while self._job.returncode is None and not self._verdict:
             now = time.monotonic()
-            sources: list[socket.socket | int] = [
-                self._server,
-                woken,
-                self._progress,
-                *([self._printed] if now >= self._read_at else []),
-            ]
+            sources: list[socket.socket | int] = [self._server, woken, *self._open]
+            if now < self._read_at and self._printed in self._open:
+                sources.remove(self._printed)
             ready = select.select(sources, [], [], self._patience(now))[0]
             if woken in ready:
                 os.read(woken, 1 << 10)
@@ -152,7 +156,10 @@ class Shim:
 
     def _hear_steps(self) -> None:
         try:
-            for message in self._steps.feed(os.read(self._progress, READ)):
+            data = os.read(self._progress, READ)
+            if not data:
+                self._open.discard(self._progress)
+            for message in self._steps.feed(data):
                 match message:
                     case Stepped():
                         self._last = message
@@ -169,6 +176,8 @@ class Shim:
             data = os.read(self._printed, READ)
         except BlockingIOError:
             return False
+        if not data:
+            self._open.discard(self._printed)
         self._output.write(data)
         return bool(data)
 
@@ -205,7 +214,8 @@ class Shim:
         if len(alive) > MAX_PROCESSES:
             self._verdict = f"it started more than {MAX_PROCESSES} processes"
         limit = self._attempt.memory
-        if limit is not None and (taken := private_memory(alive)) > limit:
+        # What processes share since they were forked is counted once, which takes longer to find out.
+        if limit is not None and private_memory(alive) > limit and (taken := proportional_memory(alive)) > limit:
             self._verdict = f"it used {show_memory(taken)} of memory and may have {show_memory(limit)}"
         self._send(self._report(self._ended + processor_seconds(alive)))
 

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from cotenant.live.process import cpu_time
 from cotenant.worker.jobs.output_file import LIMIT
 from cotenant.worker.jobs.process_tree import descendants
 from tests.live.jobs.shims import LIMIT as PATIENCE
@@ -209,6 +211,37 @@ async def test_job_whose_processes_together_take_more_than_its_memory_is_killed(
     job.process.grant(1000, None)
     end = await job.ended()
     assert end.reason.startswith("it used ") and end.reason.endswith(" of memory and may have 128 MiB")
+
+
+@in_loop
+async def test_memory_that_processes_share_counts_once(tmp_path: Path) -> None:
+    program = """
+    kept = b'x' * (64 << 20)
+    for number in range(4):
+        if os.fork() == 0: break
+    else:
+        say('forked')
+    while True: time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program, memory=160 << 20)
+    job.process.grant(1000, None)
+    await job.said("forked")
+    seen = len(job.reports)
+    await until(lambda: len(job.reports) > seen + 2)
+    job.process.kill("enough")
+    assert (await job.ended()).reason == "enough"
+
+
+@in_loop
+async def test_job_that_closes_what_it_inherited_keeps_its_shim_asleep(tmp_path: Path) -> None:
+    job = Watched(tmp_path, "os.closerange(0, 100)\nsay('closed')\n" + FOREVER)
+    job.process.grant(1000, None)
+    await job.said("closed")
+    begun, used, seen = time.monotonic(), cpu_time(job.process.pid), len(job.reports)
+    await until(lambda: len(job.reports) > seen + 3)
+    assert (cpu_time(job.process.pid) or 0.0) - (used or 0.0) < 0.3 * (time.monotonic() - begun)
+    job.process.kill("enough")
+    await job.ended()
 
 
 @in_loop
