@@ -36,7 +36,7 @@ def packed_numbers(
     nested = _NESTED.match(text) is not None
     if nested:
         _check_rows(text)
-    elif text[:1] != b"[" or text[-1:] != b"]":
+    elif bytes(text[:1]) + bytes(text[-1:]) != _BRACKETS:
         raise TypeError("it is not a list")
     size = struct.calcsize(f"<{code}")
     count, packed = 0, bytearray(expected * size if expected <= len(text) else 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from cotenant.core.tensor import DTYPES, Tensor
 from cotenant.errors import InvalidError, MalformedError
@@ -219,7 +220,7 @@ def _many(given: Any, field: str, items: Any) -> bytes | None:
         data: bytes = wire[len(wire) - size :]
         if wire[: len(wire) - size] == _parts(number, data)[0]:  # no other contents
             return data
-    numbers = np.fromiter(items, _NUMBERS[field], count=len(items))
+    numbers: NDArray[Any] = np.fromiter(items, _NUMBERS[field], count=len(items))
     if dtype.itemsize < numbers.dtype.itemsize:
         bounds = np.iinfo(dtype)
         if numbers.min() < bounds.min or numbers.max() > bounds.max:
