@@ -98,8 +98,8 @@ def submit(
     ]
     if len(given) != 1:
         raise ConfigError(
-            f"{' and '.join(given) or 'nothing'} is given; give one of --train, --infer, --file, or a command after"
-            " `--`, such as: cotenant jobs submit --train digits"
+            f"{' and '.join(given) or 'nothing'} given: give one of --train, --infer, --file, or a command after `--`,"
+            " such as: cotenant jobs submit --train digits"
         )
     options = {"input": input, "output": output, "batch": batch, "steps": steps, "directory": directory}
     if file is not None:

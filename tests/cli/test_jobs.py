@@ -126,8 +126,8 @@ def test_job_file_is_submitted_and_options_stand_above_it(program: Program, fold
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "nothing is given; give one of --train, --infer, --file, or a command after `--`"),
-        (("--train", "digits", "--infer", "m"), "--train and --infer is given; give one of"),
+        ((), "nothing given: give one of --train, --infer, --file, or a command after `--`"),
+        (("--train", "digits", "--infer", "m"), "--train and --infer given: give one of"),
         (("--train", "digits", "--input", "x"), "--input: is no option of --train; leave it out"),
         (("--infer", "m", "--output", "x"), "--infer m: needs --input FILE and --output FILE"),
         (("--train", "digit"), "source: the zoo trains no 'digit'; did you mean 'digits'?"),
