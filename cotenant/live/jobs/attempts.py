@@ -79,8 +79,14 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
                     Path.cwd()
                 )
             case BatchInference(model=model, input=source, output=target, batch=batch):
-                places = str(Path(source).absolute()), str(Path(target).absolute())
-                work = InferenceWork(model=self.model(model), input=places[0], output=places[1], fake=launch.fake)
+                # The job leaves the folder in which the server runs, which paths may be relative to.
+                runs = self.model(model)
+                work = InferenceWork(
+                    model=msgspec.structs.replace(runs, path=_absolute(runs.path)),
+                    input=_absolute(source),
+                    output=_absolute(target),
+                    fake=launch.fake,
+                )
                 options = msgspec.to_builtins(work)
                 return _stepping(self._steps(job, launch, _INFER, batch=batch, options=options)), str(Path.cwd())
 
@@ -100,3 +106,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
 
 def _stepping(work: StepWork) -> tuple[str, ...]:
     return (sys.executable, "-m", "cotenant.worker.jobs.steps", msgspec.json.encode(work).decode())
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
