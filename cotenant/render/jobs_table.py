@@ -30,7 +30,7 @@ def jobs_table(jobs: Iterable[JobStatus], now: float) -> Table:
             escape(shorten_middle(status.job.id)),
             f"[{_STYLES[status.state]}]{status.state}[/]" if status.state in _STYLES else str(status.state),
             show_steps(status.progress),
-            show_rate(status.progress.throughput) if runs else "-",
+            show_rate(status.progress.throughput) if runs and status.progress.steps else "-",
             show_share(status.granted) if runs else "-",
             show_rate(status.progress.share_seconds),
             f"[yellow]{ends}[/]" if status.will_miss_deadline and not status.state.ended else ends,
@@ -98,8 +98,10 @@ def job_details(status: JobStatus, now: datetime) -> Table:
 
 
 def show_steps(progress: Progress) -> str:
-    """Format how many steps are done, and of how many: ``600/1200``."""
-    return str(progress.steps) if progress.total is None else f"{progress.steps}/{progress.total}"
+    """Format how many steps are done, and of how many: ``600/1200``; ``-`` of a job that has none, or none yet."""
+    if progress.total is None:
+        return str(progress.steps) if progress.steps else "-"
+    return f"{progress.steps}/{progress.total}"
 
 
 def show_ahead(seconds: float) -> str:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from cotenant.core.job import Command, JobState
-from cotenant.render.jobs_table import job_notes, jobs_table, show_ahead
+from cotenant.core.job import Command, JobState, Progress
+from cotenant.render.jobs_table import job_notes, jobs_table, show_ahead, show_steps
 from tests.live.jobs_shown import ended, running, waiting
 
 
@@ -24,6 +24,13 @@ def test_table_tells_how_far_jobs_are_within_80_columns() -> None:
     assert first.split() == [
         "digits-1", "running", "600/1200", "80", "50", "%", "42.5", "in", "15", "s", "trains", "digits",
     ]  # fmt: skip
+
+
+def test_table_has_no_steps_for_jobs_that_count_none() -> None:
+    job = running("sh-1", Command(argv=("true",)), progress=Progress(share_seconds=2.0))
+    line = next(line for line in drawn(job).splitlines() if line.startswith("sh-1"))
+    assert line.split()[:8] == ["sh-1", "running", "-", "-", "50", "%", "2", "in"]
+    assert [show_steps(Progress(steps=n, total=total)) for n, total in ((0, 5), (3, None))] == ["0/5", "3"]
 
 
 def test_table_takes_no_markup_from_commands() -> None:
