@@ -300,14 +300,20 @@ async def test_shim_that_is_killed_takes_its_job_along(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_what_is_sent_to_a_job_that_is_about_to_be_gone_is_harmless(tmp_path: Path) -> None:
+async def test_what_is_sent_to_a_job_that_is_about_to_be_gone_is_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = Watched(tmp_path, "pass")
+    closed: list[float] = []
+    reap = job.process._reap
+    monkeypatch.setattr(job.process, "_reap", closed.append)  # its shim is waited for until the test goes on
     job.process.grant(1000, None)
-    await until(lambda: job.process._closed)
-    assert not job.end.done()  # its shim is waited for
+    await until(lambda: closed)
     job.process.grant(0, None)
     job.process.tell()
     job.process.kill("late")
+    monkeypatch.setattr(job.process, "_reap", reap)
+    reap(closed[0])
     assert (await job.ended()).completed
 
 
