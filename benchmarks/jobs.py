@@ -1,6 +1,6 @@
 """What does a best-effort job cost what is served beside it, and how much of the idle processor time does it get?
 
-`python -m benchmarks.jobs [--model-repository DIR] [--scales X …] [--seconds S] [--rounds N] [--json]`
+`python -m benchmarks.jobs [--model-repository DIR] [--scales X …] [--seconds S] [--rounds N] [--batch N] [--json]`
 
 The demo's models are served at a part of their planned rates, by Poisson arrivals from a process of its own, in turns
 with and without a job that trains a reader of digits with PyTorch on all processors; both turns of a round get the same
@@ -133,9 +133,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    def __init__(self, server: RunningServer, jobs: JobDriver, rates: dict[str, float]) -> None:
+    def __init__(self, server: RunningServer, jobs: JobDriver, rates: dict[str, float], batch: int) -> None:
         self.server = server
         self._jobs = jobs
+        self._rows = batch
         self._number = 0
         self.rates = rates
         self.batch = max(placed.latency for _, _, placed in server.deployment.plan.placements())
@@ -145,7 +146,7 @@ class Bench:
         """Train within the block, from the first step on."""
         self._number += 1
         name = f"digits-{self._number}"
-        work = Training(source="digits", steps=STEPS, batch=BATCH)
+        work = Training(source="digits", steps=STEPS, batch=self._rows)
         self._jobs.feed(JobSubmitted(Job(id=name, name="digits", work=work, retries=0)))
         deadline = time.monotonic() + START
         while not self.status(name).progress.steps:
@@ -311,13 +312,13 @@ async def serving_demo(repository: Path) -> AsyncIterator[tuple[RunningServer, B
         yield server, backend, {name: rate for name in DEMO if (rate := plan.rate(name))}
 
 
-async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int) -> Result:
+async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int, batch: int) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             serving_demo(repository) as (server, backend, rates),
             running_jobs(server._server, backend, JobScheduler(), Path(folder), grace=5.0) as jobs,
         ):
-            bench = Bench(server, jobs, rates)
+            bench = Bench(server, jobs, rates, batch)
             found = []
             for scale in scales:
                 turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -355,9 +356,10 @@ def main() -> None:
     parser.add_argument("--scales", type=float, nargs="+", default=[0.3, 0.6, 0.9])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=BATCH, help="rows of a step of the job")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds))
+    result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds, args.batch))
     show_result(result, *_lines(result))
 
 
