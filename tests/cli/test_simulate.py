@@ -51,6 +51,34 @@ rate = 20
     assert "plan again" in program(*command).out
 
 
+def test_simulate_with_jobs_shows_what_they_get_and_what_they_cost(program: Program, folder: Path) -> None:
+    jobs = """
+[[jobs]]
+model = "identity"
+name = "nightly"
+steps = 100
+deadline = "5s"
+[[jobs]]
+model = "lookup"
+name = "large"
+memory = "900GiB"
+"""
+    text = (folder / "problem.toml").read_text().replace("count = 1", 'count = 1\nmemory = "8GiB"')
+    (folder / "jobs.toml").write_text(text + jobs)
+    planned = program("plan", "jobs.toml").out
+    assert "best-effort jobs, predicted" in planned and "job large waits: on cpu-0: it needs 900 GiB" in planned
+    said = program("simulate", "jobs.toml", "--duration", "6", "--json")
+    found = json.loads(said.out)
+    assert [job["job"] for job in found["jobs"]] == ["nightly", "large"]
+    nightly, large = found["jobs"]
+    assert nightly["steps"] == 100 and nightly["ended_s"] < 5.0 and nightly["share_seconds"] > 0
+    assert large["device"] is None and "900 GiB" in large["reason"]
+    assert [row["model"] for row in found["without_jobs"]] == ["identity", "lookup"]
+    shown = program("simulate", "jobs.toml", "--duration", "6", "--report", "run.html").out
+    assert "serving beside jobs, and without them" in shown and "job large waits" in shown
+    assert "best-effort jobs" in (folder / "run.html").read_text()
+
+
 def test_simulate_with_lending_takes_what_others_leave(program: Program, folder: Path) -> None:
     text = (folder / "problem.toml").read_text()
     text = text.replace("count = 1", "count = 1\nprocessors = 2").replace("profiles.csv", "throttled.csv")
