@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cotenant.core.background_job import BackgroundJob
 from cotenant.core.identity import DeviceId, LaneId
-from cotenant.core.model import Kind
-from cotenant.core.plan import Plan
+from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Partition, Placement, Plan
 from cotenant.errors import PlanError
 from cotenant.measure.report import JobReport, Report
 from cotenant.planners import Problem
@@ -131,6 +131,21 @@ def test_jobs_on_processors_take_all_that_is_idle_by_their_priorities() -> None:
     (served,) = [row for row in report.models if row.offered]
     busy = served.served * SERVED * 2 * 0.5  # of a batch of one row on half the device, that half
     assert heavy.idle_share_seconds == pytest.approx(PROCESSORS * 20.0 * (1 - busy), rel=0.02)
+
+
+def test_jobs_beside_lent_shares_have_the_processor_time_that_no_batch_computes_with() -> None:
+    """Two lanes share a processor, since a third has the other: batches of `rude` compute for 200 ms and of `other` for
+    20, and are held for as long again while the other lane is at work."""
+    models = tuple(Model(name=name, slo=5.0) for name in ("served", "rude", "other"))
+    rates = {"served": 0.1, "rude": 2.0, "other": 5.0}
+    asked = on_processors(job(), rates=rates, models=models)
+    long = Placement(model="rude", batch=1, rate=2.0, duty=4 * STEP, latency=4 * STEP)
+    lanes = partition("served", 500, 0.1), Partition(share=250, placements=(long,)), partition("other", 250, 5.0)
+    steady = Workload(sources={name: Uniform(rate=rate) for name, rate in rates.items()})
+    got = results(ran(asked, place_jobs(plan(lanes), asked), workload=steady, lend=True))["train"]
+    computed = 20.0 * (0.1 * 0.02 + 2.0 * 0.2 + 5.0 * 0.02)
+    assert got.idle_share_seconds == pytest.approx(PROCESSORS * 20.0 - computed, rel=0.01)
+    assert got.idle_part > 0.95
 
 
 def test_job_ends_when_its_steps_are_done_and_leaves_the_rest_to_others() -> None:
