@@ -635,6 +635,7 @@ def test_long_json_is_read_in_a_thread_while_others_are_served(front: Running, m
     def slowly(body: Any, info: Any, **more: Any) -> Any:
         if len(body) > MAX_AT_ONCE:
             threads.append(threading.current_thread().name)
+            assert threads[-1] == "cotenant-json_0"
             assert go.wait(60)
         return decode(body, info, **more)
 
