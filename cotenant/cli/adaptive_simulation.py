@@ -52,6 +52,7 @@ def simulate_adaptive(
     seconds: float,
     seed: int,
     lend: bool,
+    standbys: int = 0,
     log: Path | None,
 ) -> AdaptiveRun:
     """Simulate with the controller that a server has. lend: idle share of processors. log: file for what it heard and
@@ -79,7 +80,15 @@ def simulate_adaptive(
     rolled: list[Plan] = []
     adaptation = Adaptation(controller=controller, solver=Replanner(problem, plan.planner), log=told)
     report = simulate(
-        problem, plan, workload, seconds=seconds, seed=seed, failures=failures, adaptation=adaptation, lend=lend
+        problem,
+        plan,
+        workload,
+        seconds=seconds,
+        seed=seed,
+        failures=failures,
+        adaptation=adaptation,
+        lend=lend,
+        standbys=standbys,
     )
     if log is not None:
         write_file(log, b"".join(lines).decode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,12 @@ def simulate(
     seed: Seed = 0,
     jobs: Jobs = 2,
     lend: Lend = False,
+    standby_workers: Annotated[
+        int,
+        typer.Option(
+            "--standby-workers", min=0, help="Standby workers of each device, as a server's setting has them."
+        ),
+    ] = 0,
     adapt: Annotated[
         bool, typer.Option("--adapt", help="Plan again during the run, with the controller of `cotenant serve`.")
     ] = False,
@@ -104,7 +111,15 @@ def simulate(
         from cotenant.render.page import Section
 
         run = simulate_adaptive(
-            asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend, log=event_log
+            asked,
+            answer,
+            workload,
+            failures,
+            seconds=duration,
+            seed=seed,
+            lend=lend,
+            standbys=standby_workers,
+            log=event_log,
         )
         if json:
             show_json(run.to_json())
@@ -115,7 +130,9 @@ def simulate(
             files = [problem, settings, plan_file, workload_file]
             report_simulation(report, asked, answer, run.report, files, decisions, lend=lend)
         return
-    result = simulate_recorded(asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend)
+    result = simulate_recorded(
+        asked, answer, workload, failures, seconds=duration, seed=seed, lend=lend, standbys=standby_workers
+    )
     if plot is not None:
         save_timeline(result, plot, {model.name: model.slo for model in asked.models})
         print_written(plot)
@@ -191,7 +208,15 @@ def without_failures(file: Path | None) -> None:
 
 
 def simulate_recorded(
-    problem: Any, plan: Plan, workload: Any, failures: Any, *, seconds: float, seed: int, lend: bool
+    problem: Any,
+    plan: Plan,
+    workload: Any,
+    failures: Any,
+    *,
+    seconds: float,
+    seed: int,
+    lend: bool,
+    standbys: int = 0,
 ) -> Any:
     """Simulate with a recorded timeline, showing progress; where the plan has jobs, also without them."""
     from cotenant.runtime.dispatcher import Dispatcher
@@ -209,9 +234,10 @@ def simulate_recorded(
         slots = lane_places(plan, problem.fleet)
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
-        report = run(problem, plan, workload, seconds=seconds, seed=seed, failures=failures, lend=lend, handle=recorder)
+        same = partial(run, seconds=seconds, seed=seed, failures=failures, lend=lend, standbys=standbys)
+        report = same(problem, plan, workload, handle=recorder)
         report = msgspec.structs.replace(report, timeline=recorder.timeline())
         if plan != (alone := without_jobs(plan)):
-            other = run(problem, alone, workload, seconds=seconds, seed=seed, failures=failures, lend=lend)
+            other = same(problem, alone, workload)
             report = msgspec.structs.replace(report, without_jobs=other.models)
     return report

@@ -64,6 +64,7 @@ def simulate(
     adaptation: Adaptation | None = None,
     foreign_load: Iterable[tuple[float, float]] = (),
     startup: float | None = None,
+    standbys: int = 0,
     overhead: Overhead | None = None,
     observed: Mapping[Key, BatchTimes | RecordedBatches] = MappingProxyType({}),
     lend: bool = False,
@@ -80,7 +81,8 @@ def simulate(
     changes: later plans, and when their rollouts begin; adaptation: a controller that decides that during the run, with
     devices of its own. foreign_load: (time, slowdown of all batches from then on, until the next), for other programs
     on the same machine.
-    startup: seconds until a worker is ready; None: as profiled (``start_s``), or 0. observed: batch latencies observed
+    startup: seconds until a worker is ready; None: as profiled (``start_s``), or 0. standbys: standby workers of each
+    device, as `standby_workers` of a server. observed: batch latencies observed
     on a lane, instead of those of profiles and interference. lend: shares of processors are floors, and what is idle is
     lent, as a server does by default; otherwise they are ceilings. handle: replaces that of a new dispatcher, to record
     events and commands. over: called periodically with the ledgers; once it returns True, no more requests arrive.
@@ -119,7 +121,7 @@ def simulate(
             problem.applications, {each.name: budgets_of(each, plan.split) for each in problem.applications}
         )
 
-    workers = Workers(plan, problem, lanes, opened, starts, wholes)
+    workers = Workers(plan, problem, lanes, opened, starts, wholes, standbys)
     if any(device.jobs for device in plan.devices):
         rollout = workers.orchestrator.rollout
         jobs = SimulatedJobs(

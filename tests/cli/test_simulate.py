@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import cotenant.cli.loading
+from cotenant.control.orchestrator import Orchestrator
 from tests.cli.program import Program
 
 
@@ -201,6 +203,22 @@ def test_simulate_with_a_workload_follows_its_rates_and_failures(program: Progra
     (hit, _) = json.loads(program(*command, "--scale", "2").out)["models"]
     assert hit["offered"] == pytest.approx(400, rel=0.1)
     assert hit["attainment"] == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize("more", [(), ("--adapt",)])
+def test_simulate_has_as_many_standby_workers_as_asked_for(
+    program: Program, folder: Path, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    class Told(Orchestrator):
+        def __init__(self, *args: Any, standbys: int = 0) -> None:
+            given.append(standbys)
+            super().__init__(*args, standbys=standbys)
+
+    monkeypatch.setattr("cotenant.sim.workers.Orchestrator", Told)
+    said = program("simulate", "problem.toml", "--duration", "2", "--standby-workers", "2", *more, "--json")
+    assert said.code == 0 and given[-1] == 2
 
 
 @pytest.mark.parametrize(

@@ -349,3 +349,14 @@ def test_simulate_parallel_workers_agree_with_the_forecast() -> None:
         assert row(report, "a").attainment == pytest.approx(expected, abs=0.01)
     two, one = planned(2, 1200.0)[0].models[0], planned(1, 1200.0)[0].models[0]
     assert two.goodput == pytest.approx(one.goodput * 4 / 3, rel=0.05)
+
+
+def test_standby_worker_takes_over_where_another_would_have_to_start() -> None:
+    failure = Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=0.0)
+
+    def attained(standbys: int) -> float:
+        report = simulate(PROBLEM, PLAN, seconds=10, failures=[failure], startup=2.0, standbys=standbys)
+        return row(report, "a").attainment or 0.0
+
+    assert attained(0) < 0.85
+    assert attained(1) > 0.98
