@@ -89,6 +89,8 @@ def simulate(
     changes = [read_change(text) for text in what_if or ()]
     if changes and plot is not None:
         raise ConfigError("--plot draws one run; leave it out, or leave out --what-if")
+    if changes and standby_workers:
+        raise ConfigError("--standby-workers is for one run; leave it out, or leave out --what-if")
     if workload_file is not None and rate:
         raise ConfigError("--workload sets the rates; leave it out, or leave out --rate")
     if adapt and (changes or plot is not None):

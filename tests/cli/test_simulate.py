@@ -240,3 +240,11 @@ def test_what_if_with_failures_is_rejected(program: Program, folder: Path) -> No
     (folder / "w.toml").write_text(WORKLOAD + "[[failures]]\nparts = ['cpu-0']\ntime = '3s'\n")
     said = program.refuses("simulate", "problem.toml", "--workload", "w.toml", "--what-if", "rate=2")
     assert said == "w.toml: failures are for one run of `cotenant simulate`; leave them out here"
+
+
+def test_what_if_with_standby_workers_is_rejected(program: Program, folder: Path) -> None:
+    said = program("simulate", "problem.toml", "--what-if", "rate=2", "--standby-workers", "1")
+    assert (said.code, said.err) == (
+        1,
+        "error: --standby-workers is for one run; leave it out, or leave out --what-if\n",
+    )
