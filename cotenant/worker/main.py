@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -143,7 +143,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     resources = contextlib.ExitStack()  # closed on an orderly end only: closing on a broken device would mask its error
     try:
         with in_background() if setup.background else contextlib.nullcontext():
-            loaded = _load_models(setup, processors, resources)
+            loaded, pinned = _load_models(setup, processors, resources)
     except (DeviceError, ModelError) as error:
         send(WorkerBroken(str(error)))
         resources.close()
@@ -155,7 +155,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
 
     while isinstance(run := receive(), RunBatch | Resize):
         if isinstance(run, Resize):
-            _resize(run, throttle, loaded)
+            _resize(run, throttle, loaded, pinned)
             continue
         started = time.monotonic()
         runner = loaded[run.model][0]
@@ -185,25 +185,54 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
 
 def _load_models(
     setup: Setup, processors: Multiprocessors, resources: contextlib.ExitStack
-) -> dict[str, tuple[runners.Runner, int]]:
-    """Load each model and return its runner with the bytes that the outputs of one row take."""
+) -> tuple[dict[str, tuple[runners.Runner, int]], dict[int, int]]:
+    """Load each model. Return its runner with the bytes that the outputs of one row take, and threads that stay on a
+    core of their own: on which of the lane's."""
     stream = 0 if setup.cuda else None
     if setup.groups:
         stream = resources.enter_context(processors.stream(setup.groups))
     loaded = {}
+    pinned: dict[int, int] = {}
     for model in setup.models:
+        before = _threads()
         runner, footprint = runners.load_runner(model, threads=setup.threads, fake=setup.fake, stream=stream)
         resources.callback(runner.close)
         loaded[model.name] = runner, footprint
-    return loaded
+        created = sorted(_threads() - before)
+        if len(created) == len(setup.cores) - 1:
+            pinned |= {thread: number for number, thread in enumerate(created, 1)}
+    if not pinned or len(pinned) < len(loaded) * (len(setup.cores) - 1):
+        return loaded, {}  # threads that others begin later should not be bound to the first core
+    pinned[threading.get_native_id()] = 0
+    _pin(setup.cores, pinned)
+    return loaded, pinned
 
 
-def _resize(resize: Resize, throttle: CpuThrottle, loaded: dict[str, tuple[runners.Runner, int]]) -> None:
+def _threads() -> set[int]:
+    """Return the ids of this process' threads; none on systems other than Linux."""
+    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()} if sys.platform == "linux" else set()
+
+
+def _pin(cores: Sequence[int], pinned: Mapping[int, int]) -> None:
+    """Let threads run on these cores, each that is pinned on one of its own.
+
+    The threads of a batch wait for each other. Where the kernel puts two of them on one core, because the other looks
+    busy with work of a lower priority, the batch takes up to twice as long.
+    """
+    for thread in _threads():
+        with contextlib.suppress(OSError):  # it has just ended
+            os.sched_setaffinity(thread, [cores[pinned[thread]]] if thread in pinned else cores)
+
+
+def _resize(
+    resize: Resize,
+    throttle: CpuThrottle,
+    loaded: dict[str, tuple[runners.Runner, int]],
+    pinned: Mapping[int, int],
+) -> None:
     throttle.rate = math.inf if resize.cpu_limit is None else resize.cpu_limit
     if resize.cores and sys.platform == "linux":
-        for thread in Path("/proc/self/task").iterdir():  # affinity is each thread's own
-            with contextlib.suppress(OSError):  # it has just ended
-                os.sched_setaffinity(int(thread.name), resize.cores)
+        _pin(resize.cores, pinned if max(pinned.values(), default=0) < len(resize.cores) else {})
     for model in resize.models:
         loaded[model.name][0].model = model
 

@@ -27,11 +27,11 @@ def test_worker_lane_environment_is_set_before_models_load(monkeypatch: pytest.M
     monkeypatch.setenv("COTENANT_TOLD", "before")
     seen: list[bytes] = []
 
-    def load(*_: object) -> dict[str, object]:
+    def load(*_: object) -> tuple[dict[str, object], dict[int, int]]:
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
         seen.append(getenv(b"COTENANT_TOLD"))
-        return {}
+        return {}, {}
 
     monkeypatch.setattr(main, "_load_models", load)
     arena = Arena(1 << 16)
@@ -72,12 +72,67 @@ def test_resize_changes_limit_cores_and_batches_of_a_running_worker() -> None:
     thread = threading.Thread(target=waiting.wait)
     thread.start()
     try:
-        main._resize(Resize((larger,), (min(cores),), 0.3), throttle, {"sleeper": (runner, 8)})
+        main._resize(Resize((larger,), (min(cores),), 0.3), throttle, {"sleeper": (runner, 8)}, {})
         seen = {frozenset(os.sched_getaffinity(int(each.name))) for each in Path("/proc/self/task").iterdir()}
         assert seen == {frozenset({min(cores)})}
     finally:
         waiting.set()
         thread.join()
-        main._resize(Resize((larger,), tuple(cores)), throttle, {"sleeper": (runner, 8)})
+        main._resize(Resize((larger,), tuple(cores)), throttle, {"sleeper": (runner, 8)}, {})
     assert throttle.rate == math.inf
     assert (runner.model, runner.minimum_seconds(4)) == (larger, 0.2)
+
+
+PINS = """
+import contextlib, os, sys, threading
+from cotenant.worker import main, runners
+from cotenant.worker.cpu_throttle import CpuThrottle
+from cotenant.worker.green import Multiprocessors
+from cotenant.worker.wire import Resize, Setup
+from tests.live.workers import sleeper
+
+ended = threading.Event()
+
+class Runner:
+    def close(self):
+        pass
+
+def load(model, **_):
+    for _ in range(int(sys.argv[1])):
+        threading.Thread(target=ended.wait).start()
+    return Runner(), 8
+
+def show():
+    print(*sorted(str(sorted(os.sched_getaffinity(thread))) for thread in main._threads()))
+
+cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
+os.sched_setaffinity(0, cores)
+runners.load_runner = load
+setup = Setup(arena=1, models=(sleeper(0.1), sleeper(0.1)), cores=cores, threads=2)
+with contextlib.ExitStack() as stack:
+    loaded, pinned = main._load_models(setup, Multiprocessors(), stack)
+show()
+main._resize(Resize((), cores[::-1]), CpuThrottle(1.0), loaded, pinned)
+show()
+main._resize(Resize((), cores[:1]), CpuThrottle(1.0), loaded, pinned)
+show()
+ended.set()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="threads are pinned to cores on Linux, to two"
+)
+def test_threads_of_a_batch_keep_to_a_core_each_where_the_lane_has_as_many() -> None:
+    a, b = sorted(os.sched_getaffinity(0))[:2]
+
+    def affinities(threads: int) -> list[str]:
+        program = [sys.executable, "-c", PINS, str(threads)]
+        given = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # as workers have it
+        return subprocess.run(program, capture_output=True, text=True, check=True, env=given).stdout.splitlines()
+
+    # Two models, of which each has one thread besides that of the worker.
+    assert affinities(1) == [f"[{a}] [{b}] [{b}]", f"[{a}] [{a}] [{b}]", f"[{a}] [{a}] [{a}]"]
+    # Threads that are begun for something else may use all cores, then as later.
+    both = f"[{a}, {b}]"
+    assert affinities(2)[0] == " ".join([both] * 5)
