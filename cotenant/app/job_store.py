@@ -6,7 +6,7 @@
     FOLDER/digits-7/     output and checkpoints of that job
 
 Rows are written by a thread: a disk that is slow keeps no request waiting. What cannot be written is tried again with
-the next change, and at the end; a file that is broken is put aside, and costs no more than what it held.
+the next change, and at the end; a row that is broken costs its job, and a file that is broken is put aside.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -31,7 +32,7 @@ from cotenant.config import Settings
 from cotenant.control.jobs.events import StoredJob
 from cotenant.core.identity import decode_identity
 from cotenant.core.job import JobId
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, UnavailableError
 from cotenant.live.job_proof import JobKey
 from cotenant.live.job_service import JobService
 
@@ -82,9 +83,9 @@ async def open_jobs(settings: Settings) -> AsyncIterator[OpenJobs]:
 
 
 class JobStore:
-    """Load and store, never raising: what goes wrong is logged, once until it works again, and is in `problem`.
+    """Load and store jobs: what goes wrong is logged, once until it works again, and is in `problem`.
 
-    `open` comes first, and makes the folder.
+    `open` comes first, and makes the folder. Only `load` raises.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,6 +106,12 @@ class JobStore:
         """Take the folder for this server; return why that cannot be, empty where it could."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            about = self.folder.stat()
+            if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o022:  # they could add commands to run
+                return (
+                    f"{self.folder}: other users may write there; make it this user's alone (chmod 700), or name"
+                    " another folder (jobs.folder)"
+                )
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.key = JobKey.of_file(self.folder / "key")
@@ -119,28 +126,45 @@ class JobStore:
         return ""
 
     def load(self) -> tuple[StoredJob, ...]:
-        """Return the jobs that are stored, in the order of their numbers; none from a broken file, which is put aside.
-        Blocks."""
+        """Return the jobs that are stored, in the order of their numbers, less rows that are broken; none from a broken
+        file, which is put aside. Blocks. Raises UnavailableError for a file that cannot be read now, such as a locked
+        one: jobs that were taken without it would get the numbers of those in it."""
         if not self._path.exists():
             return ()
         try:
-            with contextlib.closing(self._connect()) as database:
-                rows = database.execute("SELECT value FROM jobs ORDER BY rowid").fetchall()
-                number = database.execute("SELECT value FROM numbers").fetchone()
-            jobs = tuple(msgspec.json.decode(row[0], type=StoredJob, dec_hook=decode_identity) for row in rows)
-            self._number = max(
-                self._number, *(_number_of(job.status.job.id) for job in jobs), number[0] if number else 0
-            )
-            return jobs
+            rows, number = self._read()
         except sqlite3.OperationalError as error:  # locked, or not to be opened: the file may well be sound
-            self._trouble(f"{self._path}: cannot read the jobs of the last run: {error}")
-        except (sqlite3.DatabaseError, msgspec.DecodeError, ConfigError, TypeError) as error:
+            self._trouble(f"{self._path}: cannot read the jobs of the last run: {error}; start the server again")
+            raise UnavailableError(self.problem) from None
+        except sqlite3.DatabaseError as error:
             broken = self._path.with_name(self._path.name + ".broken")
-            with contextlib.suppress(OSError):
-                self._path.replace(broken)
+            for suffix in ("", "-journal"):  # a journal would be applied to the file that takes this one's place
+                with contextlib.suppress(OSError):
+                    Path(f"{self._path}{suffix}").replace(f"{broken}{suffix}")
             self._trouble(f"{self._path}: the jobs of the last run are broken, and now {broken.name}: {error}")
-        self._number = max([self._number, *self._numbers_of_folders()])
-        return ()
+            self._number = max([self._number, *self._numbers_of_folders()])
+            return ()
+        jobs, failures = [], []
+        for id, value in rows:  # noqa: A001
+            try:
+                jobs.append(msgspec.json.decode(value, type=StoredJob, dec_hook=decode_identity))
+            except (msgspec.DecodeError, ConfigError, TypeError, UnicodeDecodeError) as error:
+                failures.append(f"{id}: {error}")
+        if failures:
+            self._trouble(f"{self._path}: jobs of the last run are broken, and left out: {'; '.join(failures)}")
+        numbers = [_number_of(name) for name, _ in rows]
+        self._number = max([self._number, number, *numbers, *(self._numbers_of_folders() if failures else ())])
+        return tuple(jobs)
+
+    def _read(self) -> tuple[list[tuple[JobId, bytes]], int]:
+        """Return the rows with their ids, and the last number that was given; nothing of tables that are not there."""
+        with contextlib.closing(self._connect()) as database:
+            database.text_factory = bytes  # so that text which is no UTF-8 costs its row only
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            rows = database.execute("SELECT id, value FROM jobs ORDER BY rowid").fetchall() if b"jobs" in tables else []
+            numbers = database.execute("SELECT value FROM numbers").fetchall() if b"numbers" in tables else []
+        number = max((value for (value,) in numbers if isinstance(value, int)), default=0)
+        return [(name.decode("utf-8", "replace"), value) for name, value in rows if isinstance(name, bytes)], number
 
     def next_number(self) -> int:
         """Return a number that no job has had."""

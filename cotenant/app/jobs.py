@@ -14,6 +14,7 @@ from cotenant.config import Settings
 from cotenant.control.jobs.events import StoredJob
 from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.job import JobId, Training
+from cotenant.errors import UnavailableError
 from cotenant.live.jobs.attempts import Preparation
 from cotenant.live.jobs.driver import JobDriver, Place
 from cotenant.live.server import Server
@@ -27,7 +28,12 @@ async def taking_jobs(settings: Settings, server: Server, backend: Backend, jobs
         yield
         return
     store = jobs.store
-    restored = await asyncio.to_thread(store.load)
+    try:
+        restored = await asyncio.to_thread(store.load)
+    except UnavailableError as error:
+        jobs.service.detach(str(error))
+        yield
+        return
     async with running_jobs(
         server,
         backend,

@@ -8,18 +8,21 @@ import sqlite3
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from cotenant.app import job_store
 from cotenant.app.job_store import JobStore, jobs_folder, open_jobs
+from cotenant.app.jobs import taking_jobs
 from cotenant.app.server_state import state_path
 from cotenant.config import Settings, read_settings
 from cotenant.config.jobs import JobSettings
 from cotenant.control.jobs.events import StoredJob
 from cotenant.core.identity import DeviceId
 from cotenant.core.job import Command, Job, JobState, JobStatus, Progress
+from cotenant.errors import UnavailableError
 
 
 def stored(number: int, *, failures: int = 0) -> StoredJob:
@@ -131,17 +134,49 @@ def test_broken_file_is_put_aside_and_numbers_go_on_after_the_folders(
 
 
 @pytest.mark.parametrize("value", ["{", "[]", '{"status":{"job":1}}', '{"status":null}'])
-def test_row_that_cannot_be_read_puts_the_file_aside(store: JobStore, value: str) -> None:
-    store.keep(stored(1))
+def test_row_that_cannot_be_read_costs_its_job_alone(store: JobStore, value: str) -> None:
+    for number in (1, 2, 7):
+        store.keep(stored(number))
     assert store.flush()
     with sqlite3.connect(store.folder / "jobs.sqlite") as database:
-        database.execute("UPDATE jobs SET value = ?", (value,))
+        database.execute("UPDATE jobs SET value = ? WHERE id = 'job-7'", (value,))
     database.close()
+    again = reopened(store)
+    assert again.load() == (stored(1), stored(2))
+    assert "jobs of the last run are broken, and left out: job-7: " in again.problem
+    assert again.next_number() == 8
+    again.close()
+
+
+def test_journal_of_a_broken_file_is_put_aside_with_it(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def malformed(self: JobStore) -> sqlite3.Connection:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(JobStore, "_connect", malformed)
+    (store.folder / "jobs.sqlite").write_bytes(b"malformed")
+    (store.folder / "jobs.sqlite-journal").write_bytes(b"of that")
     assert store.load() == ()
-    assert "broken" in store.problem
+    assert (store.folder / "jobs.sqlite.broken-journal").read_bytes() == b"of that"
 
 
-def test_values_out_of_range_put_the_file_aside(store: JobStore) -> None:
+def test_file_without_tables_has_no_jobs(store: JobStore) -> None:
+    (store.folder / "jobs.sqlite").touch()
+    assert store.load() == ()
+    store.keep(stored(1))
+    assert store.flush()
+    assert store.load() == (stored(1),)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_folder_that_others_may_write_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert "other users may write there" in JobStore(folder).open()
+    assert list(folder.iterdir()) == []
+
+
+def test_values_out_of_range_cost_their_job(store: JobStore) -> None:
     text = msgspec.json.encode(stored(1), enc_hook=str).decode().replace('"priority":1', '"priority":0')
     store.keep(stored(1))
     assert store.flush()
@@ -186,17 +221,41 @@ def test_end_waits_for_no_disk_that_is_full(store: JobStore, monkeypatch: pytest
     assert not store._writer.is_alive()
 
 
-def test_file_that_is_locked_costs_nothing_but_its_jobs(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_is_locked_is_said_and_not_taken_for_empty(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_store, "LOCKED", 0.01)
     store.keep(stored(1))
     assert store.flush()
     with sqlite3.connect(store.folder / "jobs.sqlite", isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
-        assert store.load() == ()
-        assert "locked" in store.problem
+        with pytest.raises(UnavailableError, match="locked"):
+            store.load()
         other.execute("ROLLBACK")
     other.close()
     assert store.load() == (stored(1),)
+
+
+def test_server_whose_file_is_locked_takes_no_jobs_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_store, "LOCKED", 0.01)
+    settings = settings_of(tmp_path)
+
+    async def problem() -> str:
+        async with open_jobs(settings) as jobs:
+            assert jobs.store is not None
+            jobs.store.keep(stored(1))
+            assert jobs.store.flush()
+            with sqlite3.connect(jobs.store.folder / "jobs.sqlite", isolation_level=None) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                server: Any = None
+                async with taking_jobs(settings, server, server, jobs):
+                    said = jobs.service.jobs().problem
+                other.execute("ROLLBACK")
+            other.close()
+            assert jobs.store.load() == (stored(1),)
+            return said
+
+    assert "database is locked" in asyncio.run(problem())
 
 
 # The settings of a server
