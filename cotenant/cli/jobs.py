@@ -90,6 +90,9 @@ def submit(
     from cotenant.config.jobs import parse_deadline, read_job
     from cotenant.core.units import parse_memory
 
+    for option, value in (("--train", train), ("--infer", infer)):
+        if value is not None and value.startswith("-"):
+            raise ConfigError(f"{option}: its value is missing before {value}; write {option} and a name, then {value}")
     now = datetime.now().astimezone()
     given = [
         option
@@ -300,9 +303,9 @@ def _follow_for_people(server: ServerEndpoint, id: str) -> JobStatus:
     with JobBar() as bar:
         while True:
             status = fetch_job(server, id)
-            while (output := fetch_output(server, id, start)).text:
+            while (output := fetch_output(server, id, start)).text or output.next < start:
                 bar.print(output.text)
-                start = output.next
+                start = output.next if output.text else 0  # shorter than it was: the output began anew
             bar.show(status)
             if status.state.ended:
                 return status

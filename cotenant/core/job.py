@@ -25,6 +25,8 @@ LONGEST_GRACE = 3600.0  # seconds
 MOST_THREADS = 1024
 LARGEST_BATCH = 1 << 20
 LONGEST_NAME = 64  # characters
+LONGEST_COMMAND = 128 << 10  # bytes of a command with its arguments
+LONGEST_LINE = 200  # characters of a command that are shown
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -82,6 +84,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command", forbid_u
             raise ConfigError("argv: a command needs a program to run")
         if any("\0" in part for part in (*self.argv, self.directory or "")):
             raise ConfigError(f"argv: {' '.join(self.argv)!r} contains a null character")
+        length = sum(len(part.encode(errors="surrogateescape")) + 1 for part in self.argv)
+        if length > LONGEST_COMMAND:
+            raise ConfigError(f"argv: {length} bytes, of at most {LONGEST_COMMAND}; put them into a file")
 
 
 Work = Training | BatchInference | Command
@@ -100,7 +105,8 @@ def describe_work(work: Work) -> str:
         case BatchInference(model=model, input=path):
             return f"{model} over {path}"
         case Command(argv=argv):
-            return shlex.join(argv)
+            line = shlex.join(argv)
+            return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,19 +36,28 @@ class JobKey:
     @classmethod
     def of_file(cls, path: Path) -> JobKey:
         """Read a key, or make one where there is none. Raises ConfigError, OSError."""
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
+        if path.exists():
             return cls.read(path)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"cotenant-jobs-{secrets.token_hex(32)}\n")
+        new = path.with_name(path.name + ".new")
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"cotenant-jobs-{secrets.token_hex(32)}\n")
+            new.replace(path)  # whole or not at all: a disk that is full leaves no empty key
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
         return cls.read(path)
 
     @classmethod
     def read(cls, path: Path) -> JobKey:
         """Read a key. Raises ConfigError for a file that is none, or that others may read or write; OSError."""
-        with path.open("rb") as file:
-            about = os.fstat(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe keeps nobody waiting
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise ConfigError(f"{path}: is no file, and so no key for jobs")
             text = file.read(256).decode("ascii", "replace")
         if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
             raise ConfigError(f"{path}: is not this user's alone; remove it, and the server makes another")
@@ -62,8 +71,9 @@ class JobKey:
         number = secrets.token_hex(16)
         return f"{int(now)}:{number}:{self._code(int(now), number, path, body)}"
 
-    def check(self, proof: str, path: str, body: bytes, now: float) -> None:
-        """Raise ForbiddenError where a header does not prove that this request is the user's. now: unix seconds."""
+    def check(self, proof: str, path: str, body: bytes, now: float, since: float = 0.0) -> None:
+        """Raise ForbiddenError where a header does not prove that this request is the user's. now: unix seconds. since:
+        when the server started: which proofs were used before, it does not know."""
         match = _PROOF.fullmatch(proof)
         if match is None:
             raise ForbiddenError(
@@ -73,7 +83,7 @@ class JobKey:
         time, number = int(match[1]), match[2]
         if not hmac.compare_digest(match[3], self._code(time, number, path, body)):
             raise ForbiddenError("the proof is not by this server's key; submit the job as the user that it runs as")
-        if abs(time - now) > LIFETIME or number in self._used:
+        if abs(time - now) > LIFETIME or time < int(since) or number in self._used:
             raise ForbiddenError("the proof has expired; submit the job again")
         self._used = {used: until for used, until in self._used.items() if until > now}
         if len(self._used) >= MOST_PROOFS:

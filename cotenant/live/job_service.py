@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +86,7 @@ class JobService:
         self._memory = memory
         self._off = off
         self._problem = problem
+        self._since = datetime.now(UTC).timestamp()
         self._driver: JobDriver | None = None
         self._sources: Collection[str] | None = None
 
@@ -132,21 +134,26 @@ class JobService:
 
     async def submit(self, request: JobRequest) -> JobStatus:
         """Submit a job as the server's own user. Returns once it is stored. Raises InvalidError, with key and value;
-        UnavailableError."""
-        driver, records = self._attached(), self._records
+        UnavailableError, also for a job that could not be stored, which is then cancelled."""
+        self._attached()
+        records = self._records
         assert records is not None
+        await asyncio.to_thread(check_work, request.work, self._sources)
+        driver = self._attached()
         if sum(not status.state.ended for status in driver.statuses()) >= MOST_WAITING:
             raise UnavailableError(f"there are {MOST_WAITING} jobs that have not ended; try again once some have")
-        await asyncio.to_thread(check_work, request.work, self._sources)
         if request.deadline is not None and request.deadline <= datetime.now(UTC).timestamp():
             raise InvalidError(f"deadline: {request.deadline:.0f} has passed; give unix seconds to come")
         try:
             job = msgspec.structs.replace(request, memory=request.memory or self._memory).job(records.next_number())
         except ConfigError as error:
             raise InvalidError(str(error)) from None
-        self._attached().feed(JobSubmitted(job))
-        await asyncio.to_thread(records.flush)
-        return self.status(job.id)
+        driver.feed(JobSubmitted(job))
+        if not await asyncio.to_thread(records.flush):
+            if self._driver is driver:
+                driver.feed(JobCancelAsked(job.id))
+            raise UnavailableError(f"job {job.id!r} is not taken, as it cannot be stored: {self._problem()}")
+        return next(status for status in driver.statuses() if status.job.id == job.id)  # even if detached since
 
     def pause(self, id: JobId) -> JobStatus:
         return self._ask(id, JobPauseAsked(id))
@@ -186,7 +193,7 @@ class JobService:
             return
         if self._key is None:
             raise UnavailableError(f"no jobs are taken: {self._off or 'the server is starting'}")
-        self._key.check(proof, path, body, datetime.now(UTC).timestamp())
+        self._key.check(proof, path, body, datetime.now(UTC).timestamp(), self._since)
 
 
 def check_work(work: Work, sources: Collection[str] | None) -> None:
@@ -201,6 +208,8 @@ def check_work(work: Work, sources: Collection[str] | None) -> None:
         case BatchInference(input=input, output=output):
             _check_path("input", input, Path.is_file)
             _check_path("output", output, lambda path: path.parent.is_dir(), "its folder is not there")
+            if os.path.realpath(input) == os.path.realpath(output):
+                raise InvalidError(f"output: {output!r} is the input, which it would replace; name another file")
         case Command(directory=directory) if directory is not None:
             _check_path("directory", directory, Path.is_dir)
 
@@ -220,7 +229,10 @@ def _check_path(key: str, text: str, is_there: Callable[[Path], bool], what: str
 def read_output(path: Path, start: int) -> JobOutput:
     """Read a part of a file; nothing of one that is not there."""
     try:
-        with path.open("rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:  # a job writes its folder: it may have put a pipe or a link there
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return JobOutput("", max(start, 0))
             size = file.seek(0, os.SEEK_END)
             begin = min(max(start if start >= 0 else size + start, 0), size)
             file.seek(begin)

@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -211,3 +212,27 @@ def test_submit_with_follow_ends_with_the_job(program: Program, front: Front, mo
     said = program("jobs", "submit", "--train", "digits", "--follow", "-a", front.address)
     assert said.code == 0
     assert front.driver.statuses()[0].state is JobState.SUCCEEDED
+
+
+def test_source_that_is_missing_is_named(program: Program) -> None:
+    said = program("jobs", "submit", "--train", "--address", "127.0.0.1:1")
+    assert said.code != 0
+    assert "--train: its value is missing before --address" in " ".join(said.err.split())
+
+
+def test_output_that_began_anew_is_followed_from_its_start(
+    program: Program, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran(program, front, "submit", "--train", "digits")
+    path = front.records.folder_of("digits-1") / "output.txt"
+    path.parent.mkdir()
+    path.write_text("a long line of the first part\n")
+
+    def sleep(seconds: float) -> None:
+        path.write_text("anew\n")
+        front.feed(JobExited("digits-1", 1, completed=True))
+
+    monkeypatch.setattr("cotenant.cli.jobs.time", SimpleNamespace(sleep=sleep))
+    said = program("jobs", "follow", "-a", front.address, "digits-1")
+    assert "first part" in said.out + said.err
+    assert "anew" in said.out + said.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from cotenant.control.jobs.events import DeviceIdle, DevicesObserved, JobEvent, JobExited, JobPlaced, PlaceJob
 from cotenant.control.jobs.scheduler import JobScheduler
 from cotenant.core.identity import DeviceId, decode_identity
-from cotenant.core.job import Command, JobId, JobRequest, JobState, JobStatus, Training
-from cotenant.errors import InvalidError, NotFoundError, UnavailableError
+from cotenant.core.job import BatchInference, Command, JobId, JobRequest, JobState, JobStatus, Training, describe_work
+from cotenant.errors import ConfigError, InvalidError, NotFoundError, UnavailableError
 from cotenant.live import job_service
 from cotenant.live.http import HttpServer
 from cotenant.live.job_proof import JobKey
@@ -321,3 +322,63 @@ def test_submitted_job_is_checked_again_for_programs_of_the_same_process(service
 
         with pytest.raises(raised):
             asyncio.run(run())
+
+
+def test_job_that_cannot_be_stored_is_not_taken(key: JobKey, records: FakeRecords, driver: FakeDriver) -> None:
+    records.flush = lambda: False  # type: ignore[method-assign]
+    service = JobService(records, key=key, problem=lambda: "disk full")
+    service.attach(driver)
+    with pytest.raises(UnavailableError, match="'digits-1' is not taken, as it cannot be stored: disk full"):
+        asyncio.run(service.submit(JobRequest(work=Training(source="digits"))))
+    assert all(status.reason == "cancelled by its owner" for status in driver.statuses())
+
+
+def test_job_that_is_stored_while_the_server_stops_is_answered(service: JobService, records: FakeRecords) -> None:
+    def flush() -> bool:
+        service.detach("the server stops")
+        return True
+
+    records.flush = flush  # type: ignore[method-assign]
+    assert asyncio.run(service.submit(JobRequest(work=Training(source="digits")))).job.id == "digits-1"
+
+
+def test_jobs_that_are_submitted_at_once_are_bounded(service: JobService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_service, "MOST_WAITING", 2)
+
+    async def many() -> list[Any]:
+        requests = (service.submit(JobRequest(work=Training(source="digits"))) for _ in range(5))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    assert sum(isinstance(answer, JobStatus) for answer in asyncio.run(many())) == 2
+
+
+def test_output_that_would_replace_the_input_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").touch()
+    (tmp_path / "link").symlink_to("x.npz")
+    for name in ("x.npz", "link"):
+        work = BatchInference(model="m", input=str(tmp_path / "x.npz"), output=str(tmp_path / name))
+        with pytest.raises(InvalidError, match="is the input, which it would replace"):
+            job_service.check_work(work, None)
+
+
+def test_output_is_read_of_a_plain_file_only(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to("secret")
+    for name in ("pipe", "link"):
+        assert read_output(tmp_path / name, 3) == JobOutput("", 3)
+
+
+def test_command_is_bounded_and_shown_in_short() -> None:
+    with pytest.raises(ConfigError, match="argv: 131078 bytes, of at most 131072"):
+        Command(argv=("echo", "x" * (128 << 10)))
+    shown = describe_work(Command(argv=("echo", "x" * 1000)))
+    assert shown.startswith("echo xxx")
+    assert shown.endswith("…")
+    assert len(shown) == 200
+
+
+def test_proof_does_not_hold_again_after_a_restart(server: HttpServer, key: JobKey) -> None:
+    body = json.dumps(COMMAND).encode()
+    old = key.prove(JOBS, body, time.time() - 10)  # noqa: TID251  # as the server's clock
+    assert error(submit(server, COMMAND, Cotenant_Proof=old)) == (403, "the proof has expired; submit the job again")

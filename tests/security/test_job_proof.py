@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -89,3 +91,21 @@ def test_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="is no key for jobs"):
         JobKey.read(path)
+
+
+def test_disk_that_is_full_leaves_no_empty_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(number: int) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cotenant.live.job_proof.secrets.token_hex", full)
+        with pytest.raises(OSError, match="No space"):
+            JobKey.of_file(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+    JobKey.of_file(tmp_path / "key")
+
+
+def test_pipe_is_no_key(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "key")
+    with pytest.raises(ConfigError, match="is no file"):
+        JobKey.read(tmp_path / "key")
