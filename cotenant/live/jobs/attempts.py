@@ -59,6 +59,7 @@ class Preparation(msgspec.Struct, frozen=True, kw_only=True):
             cores=launch.cores,
             background=self.background,
             waits=launch.cuda and not isinstance(job.work, Command),
+            tells_end=not isinstance(job.work, Command),
         )
 
     def environ(self, job: Job, launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Drive the scheduler of best-effort jobs on the event loop: carry out its commands, report what it needs to know.
 
 It decides nothing. Serving pays nothing for it: what it looks at is counted anyway, files of /proc are read in a
-thread, and without jobs nothing is looked at.
+thread, and without jobs nothing is looked at but the sums of what batches took.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class JobDriver:
         self._capacity = processors(cores, cpu_limit()) if cores else 1.0
         self._meter = IdleMeter(cores, self._capacity) if cores else None
         self._models: frozenset[str] | None = None
+        self._resting = True  # there is no job
         self._timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -294,9 +295,7 @@ class JobDriver:
     def _ended(self, running: _Running, ended: Ended) -> None:
         self._count(running)
         del self._running[running.job.id]
-        if ended.completed:
-            self._slowdowns.forget(running.job.id)
-        else:  # one that was told to is no surprise
+        if not ended.completed:  # one that was told to is no surprise
             level = logging.INFO if running.told else logging.WARNING
             logger.log(level, "job %s, attempt %d, ended: %s", running.job.id, running.attempt, ended.reason)
         self.feed(
@@ -344,9 +343,13 @@ class JobDriver:
         self._look_timer = None
         if not self._running or not self._begun:
             return
-        if (seen := self._watch.observe(self._serving.counts(), self._clock())) is not None:
-            self.feed(PressureSeen(dict.fromkeys(self._serving.devices(seen.model), seen.reason)))
-        self._look_timer = asyncio.get_running_loop().call_later(LOOK, self._look)
+        try:
+            if (seen := self._watch.observe(self._serving.counts(), self._clock())) is not None:
+                self.feed(PressureSeen(dict.fromkeys(self._serving.devices(seen.model), seen.reason)))
+        except Exception:
+            logger.exception("what serving needs could not be seen")
+        finally:  # jobs that yield no more would be worse than any error
+            self._look_timer = asyncio.get_running_loop().call_later(LOOK, self._look)
 
     async def _observe(self) -> None:
         while True:
@@ -358,19 +361,35 @@ class JobDriver:
 
     async def _observe_once(self) -> None:
         if all(status.state.ended for status in self._scheduler.statuses()):
-            self._models = None  # nobody asks
+            self._rest()
             return
+        rested, self._resting = self._resting, False
         if (models := self._serving.models()) != self._models:
             self._models = models
             self.feed(ModelsChanged(models))
-        if (idle := await self._idle()) is not None:
+        if (idle := await self._idle()) is not None and not rested:  # the first reading is of all the time before
             self.feed(DevicesObserved(idle))
         self._observe_slowdowns()
 
-    def _observe_slowdowns(self) -> None:
-        """Tell by how much batches of what is served take longer beside each job."""
+    def _rest(self) -> None:
+        """Forget what is out of date once there is a job again, and count batches as those without any."""
+        self._compare_batches()
+        self._models = None  # nobody asks
+        if not self._resting:
+            self._resting = True
+            if self._meter is not None:
+                self._meter.forget()
+            self.feed(DevicesObserved({}))
+
+    def _compare_batches(self) -> None:
+        """Count the batches since the last time for the jobs that had a share beside them."""
         had, self._had = self._had, frozenset(each.job.id for each in self._running.values() if each.share)
         self._slowdowns.observe(self._serving.batch_seconds(), had | self._had)
+        self._slowdowns.forget_others({each.job.id for each in self._scheduler.statuses() if not each.state.ended})
+
+    def _observe_slowdowns(self) -> None:
+        """Tell by how much batches of what is served take longer beside each job."""
+        self._compare_batches()
         known = {status.job.id: status.interference for status in self._scheduler.statuses()}
         for job in self._had:
             seen = msgspec.structs.replace(known[job], serving_observed=self._slowdowns.slowdown(job))

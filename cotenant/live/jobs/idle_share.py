@@ -47,6 +47,10 @@ class IdleMeter:
         self._idle = idle if self._idle is None else self._idle + GAIN * (idle - self._idle)
         return round(WHOLE * self._idle)
 
+    def forget(self) -> None:
+        """Begin anew, after a while in which nothing was read."""
+        self._before, self._jobs, self._idle = None, {}, None
+
     def _all(self) -> float:
         lines = (line.split() for line in (self._proc / "stat").read_text().splitlines())
         return sum(float(line[1 + field]) for line in lines if line and line[0] in self._names for field in BUSY) / TICK

@@ -38,8 +38,10 @@ class JobSlowdowns:
         slowdowns = [beside[model] / without[model] for model in beside.keys() & without.keys()]
         return max(1.0, *slowdowns) if slowdowns else None
 
-    def forget(self, job: JobId) -> None:
-        self._beside.pop(job, None)
+    def forget_others(self, jobs: Collection[JobId]) -> None:
+        """Forget all jobs but these."""
+        for job in self._beside.keys() - set(jobs):
+            del self._beside[job]
 
 
 class _Sums:

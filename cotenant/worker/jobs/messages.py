@@ -28,7 +28,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     argv: the program. directory: where it runs; made where `own_directory`. output: the file for what it prints.
     header: a line before that; none where empty. memory: bytes that all its processes together may have; None: no
     limit. cores: those it may run on; empty: any. background: it runs where nobody else wants a processor. waits: it
-    waits by itself while its share is 0, between two steps; otherwise it is stopped by a signal.
+    waits by itself while its share is 0, between two steps; otherwise it is stopped by a signal. tells_end: exit
+    status 0 means that its work is done also after it was told to stop.
     """
 
     argv: tuple[str, ...]
@@ -40,6 +41,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cores: tuple[int, ...] = ()
     background: bool = True
     waits: bool = False
+    tells_end: bool = False
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):

@@ -259,13 +259,15 @@ class Shim:
 
     def _end(self, left: int) -> Ended:
         code, failed = self._job.returncode, self._failed
-        if code == 0 and not self._verdict and failed is None:
+        # A program that saves what it has when it is told to stop, and exits in good order, is not done for that.
+        done = code == 0 and (self._attempt.tells_end or not self._told)
+        if done and not self._verdict and failed is None:
             return Ended(completed=True, processor=self._ended)
         if self._verdict:
             reason = self._verdict
         elif failed is not None:
             reason = failed.reason
-        elif self._told and code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        elif self._told and code in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             reason = _TOLD
         else:
             words = self._output.last_line

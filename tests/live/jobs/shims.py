@@ -30,6 +30,7 @@ class Watched:
         memory: int | None = None,
         directory: Path | None = None,
         background: bool = False,
+        tells_end: bool = False,
     ) -> None:
         self.folder = folder
         self.output = folder / "output.txt"
@@ -41,6 +42,7 @@ class Watched:
             output=str(self.output),
             memory=memory,
             background=background,  # where other tests run it might hardly get a processor
+            tells_end=tells_end,
         )
         self.process = JobProcess(attempt, os.environ, reported=self.reports.append, ended=self.end.set_result)
 

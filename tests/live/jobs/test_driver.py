@@ -33,7 +33,7 @@ from cotenant.core.tensor import TensorSpec
 from cotenant.errors import ConfigError, NotFoundError
 from cotenant.live.jobs import driver as module
 from cotenant.live.jobs.attempts import Preparation
-from cotenant.live.jobs.driver import JobDriver
+from cotenant.live.jobs.driver import JobDriver, first_device
 from cotenant.live.jobs.pressure import ServingCounts
 from cotenant.worker.wire import WorkerModel
 from tests.live.jobs.shims import SAY, in_loop, is_alive, parent_of, state_of, until
@@ -310,7 +310,7 @@ async def test_shim_that_hangs_does_not_keep_the_server_from_ending(
 async def test_end_of_the_server_lets_jobs_save_and_keeps_them_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "def save(*_):\n say('saved'); sys.exit(143)\nsignal.signal(signal.SIGTERM, save)\n" + BUSY
+    program = "def save(*_):\n say('saved'); sys.exit(0)\nsignal.signal(signal.SIGTERM, save)\n" + BUSY
     kept: list[StoredJob] = []
     async with world(tmp_path, monkeypatch, keep=kept.append) as jobs:
         jobs.submit(program)
@@ -351,6 +351,72 @@ async def test_without_jobs_nothing_is_looked_at(tmp_path: Path, monkeypatch: py
             monkeypatch.setattr(jobs.server, name, lambda *_, name=name: looked.append(name))
         await asyncio.sleep(0.1)
         assert not looked
+
+
+@in_loop
+async def test_batches_of_a_time_without_jobs_count_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        reads = 0
+
+        def batch_seconds() -> dict[str, tuple[float, float]]:
+            nonlocal reads
+            reads += 1
+            return jobs.server.took
+
+        monkeypatch.setattr(jobs.server, "batch_seconds", batch_seconds)
+        await jobs.until(lambda: reads)
+        jobs.server.took = {"digits": (1010.0, 1010.0)}
+        seen = reads
+        await jobs.until(lambda: reads > seen)
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.status().granted and jobs.said("pid"))
+        seen = reads  # an observation that began before the job counts as one without it
+        await jobs.until(lambda: reads > seen + 1)
+        jobs.server.took = {"digits": (1030.0, 1020.0)}
+        await jobs.until(lambda: jobs.status().interference.serving_observed is not None)
+        assert jobs.status().interference.serving_observed == pytest.approx(2.0)
+
+
+@in_loop
+async def test_slowdowns_of_jobs_that_ended_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.driver._slowdowns._beside)
+        jobs.driver.feed(JobCancelAsked("job-1"))
+        await jobs.until(lambda: not jobs.driver._slowdowns._beside)
+        assert jobs.status().state is JobState.CANCELLED
+
+
+@in_loop
+async def test_idle_share_of_before_a_quiet_time_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[PlaceJob] = []
+
+    def place(command: PlaceJob) -> JobPlaced:
+        placed.append(command)
+        return first_device(command)
+
+    async with world(tmp_path, monkeypatch, place=place) as jobs:
+        jobs.submit("pass")
+        await jobs.until(lambda: jobs.status().state is JobState.SUCCEEDED)
+        await jobs.until(lambda: jobs.driver._resting)
+        jobs.server.idle = 0  # since then
+        jobs.submit("pass", id="job-2")
+        await jobs.until(lambda: "idle share" in jobs.status("job-2").reason)
+        assert [command.job.id for command in placed] == ["job-1"]
+
+
+@in_loop
+async def test_jobs_still_yield_after_a_look_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit(BUSY)
+        await jobs.until(lambda: jobs.said("pid"))
+        with monkeypatch.context() as broken:
+            broken.setattr(jobs.server, "counts", lambda: {}["no such model"])
+            await jobs.until(lambda: "what serving needs could not be seen" in caplog.text)
+        jobs.server.seen = ServingCounts(arrived=0, ended=0, missed=0, waiting={"digits": (50, 9.0)})
+        await jobs.until(lambda: state_of(int(jobs.said("pid"))) == "T")
 
 
 @in_loop

@@ -35,6 +35,17 @@ def test_idle_share_stays_within_the_whole(tmp_path: Path) -> None:
     assert meter.read(1.0, []) == 0
 
 
+def test_share_of_long_ago_is_forgotten(tmp_path: Path) -> None:
+    meter = IdleMeter((0, 1), 2.0, tmp_path)
+    for now in (0.0, 1.0):
+        used(tmp_path, now, now)
+        meter.read(now, [])
+    meter.forget()
+    assert meter.read(5000.0, []) is None
+    used(tmp_path, 1.0, 2.0)
+    assert meter.read(5001.0, []) == 500
+
+
 def test_system_that_does_not_tell_is_unknown(tmp_path: Path) -> None:
     meter = IdleMeter((0,), 1.0, tmp_path)
     assert meter.read(0.0, []) is None and meter.read(1.0, []) is None

@@ -35,5 +35,5 @@ def test_jobs_are_told_apart_and_forgotten() -> None:
     seen.observe({"a": (30.0, 20.0)}, ["job-1", "job-2"])
     seen.observe({"a": (40.0, 30.0)}, ["job-2"])
     assert (seen.slowdown("job-1"), seen.slowdown("job-2")) == (2.0, 1.5)
-    seen.forget("job-2")
-    assert seen.slowdown("job-2") is None
+    seen.forget_others(["job-1"])
+    assert (seen.slowdown("job-1"), seen.slowdown("job-2")) == (2.0, None)

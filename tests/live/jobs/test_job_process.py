@@ -145,8 +145,10 @@ async def test_job_does_nothing_before_it_is_granted_a_share(tmp_path: Path) -> 
     await job.ended()
 
 
+@pytest.mark.parametrize("tells_end", [False, True])
 @in_loop
-async def test_job_that_is_told_runs_although_it_has_no_share(tmp_path: Path) -> None:
+async def test_job_that_is_told_runs_although_it_has_no_share(tmp_path: Path, tells_end: bool) -> None:
+    """One that saves and exits in good order is not done for that, unless it is one that says so."""
     program = """
     def save(*_):
         say('saved'); sys.exit(0)
@@ -154,13 +156,14 @@ async def test_job_that_is_told_runs_although_it_has_no_share(tmp_path: Path) ->
     say('began')
     while True: time.sleep(0.01)
     """
-    job = Watched(tmp_path, program)
+    job = Watched(tmp_path, program, tells_end=tells_end)
     job.process.grant(1000, None)
     await job.said("began")
     job.process.grant(0, None)
     job.process.tell()
     job.process.grant(0, None)
-    assert (await job.ended()).completed
+    end = await job.ended()
+    assert (end.completed, end.reason) == (tells_end, "" if tells_end else "it was told to stop")
     assert (tmp_path / "saved").exists()
 
 
