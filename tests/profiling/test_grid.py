@@ -241,7 +241,7 @@ def test_batches_that_fail_in_the_memory_of_a_worker_are_no_points(tmp_path: Pat
         return [point.batch for point in uvloop.run(asyncio.wait_for(main, 60)).points]
 
     assert batches(None) == [1, 8]
-    assert batches(Confinement(memory=768 << 20)) == [1]
+    assert batches(Confinement(memory=512 << 20)) == [1]
 
 
 def test_measure_profiles_in_a_shared_process_opens_the_next_lane_first(tmp_path: Path) -> None:
