@@ -413,7 +413,7 @@ async def test_jobs_still_yield_after_a_look_that_failed(
         jobs.submit(BUSY)
         await jobs.until(lambda: jobs.said("pid"))
         with monkeypatch.context() as broken:
-            broken.setattr(jobs.server, "counts", lambda: {}["no such model"])
+            broken.setattr(jobs.server, "counts", lambda: dict[str, int]()["no such model"])
             await jobs.until(lambda: "what serving needs could not be seen" in caplog.text)
         jobs.server.seen = ServingCounts(arrived=0, ended=0, missed=0, waiting={"digits": (50, 9.0)})
         await jobs.until(lambda: state_of(int(jobs.said("pid"))) == "T")
