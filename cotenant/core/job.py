@@ -224,7 +224,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     granted: the share of the device, in ‰, that its next step may use.
     submitted_at, started_at, ended_at: unix seconds; started_at: of the first attempt.
     predicted_end: from share-seconds a step and the idle share of late; None where that is unknown.
-    will_miss_deadline: its deadline passed, or is not borne out by what is idle.
+    will_miss_deadline: its deadline passed, or is predicted to be missed.
     """
 
     job: Job

@@ -20,10 +20,6 @@ class Pacer:
         self._used = 0.0
         self._looked = 0.0
 
-    @property
-    def unlimited(self) -> bool:
-        return self._rate == math.inf
-
     def grant(self, processors: float, used: float, now: float) -> None:
         """Let it use so many processors on average from now on. used: processor seconds so far."""
         self.look(used, now)
