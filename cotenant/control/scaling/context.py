@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -83,8 +82,3 @@ class ScalingPolicy(Protocol):
     def horizon(self) -> float: ...
 
     def __call__(self, context: ScalingContext) -> dict[str, int]: ...
-
-
-def used_devices(plan: Plan) -> Counter[str]:
-    """Count the devices that a plan uses, by kind."""
-    return Counter(device.kind for device in plan.devices)
