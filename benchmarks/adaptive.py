@@ -35,6 +35,7 @@ from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.core.model import Model
 from cotenant.live.load_generator import generate_load
 from cotenant.measure.report import ModelReport, Report
+from cotenant.planners import Problem
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, generate_arrivals
 from cotenant.zoo import ZOO, build_models
@@ -71,10 +72,12 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A server, and the rates of 70 % of what its planner takes for its capacity."""
+    """A server, and the rates of 70 % of what its planner takes for its capacity. problem: with profiles as measured,
+    whatever other programs took when the server started."""
 
     server: RunningServer
     rates: dict[str, float]
+    problem: Problem
 
     @property
     def address(self) -> str:
@@ -103,6 +106,7 @@ async def served(
     *,
     adapt: bool,
     settle: float = 0.0,
+    warm_workers: int = 1,
     event_log: Path | None = None,
     planned_for: Callable[[dict[str, float]], dict[str, float]] = dict,
 ) -> AsyncIterator[Served]:
@@ -118,6 +122,7 @@ async def served(
             objective="rate",
             adapt=False,
             reserve=RESERVE,
+            warm_workers=warm_workers,
             http_port=0,
             grpc_port=0,
             metrics_port=0,
@@ -125,7 +130,8 @@ async def served(
             event_log=event_log,
         )
         backend = create_backend(most)
-        capacity = (await prepare_deployment(DeploymentBuilder(most, backend), names)).deployment.plan.rates()
+        first = (await prepare_deployment(DeploymentBuilder(most, backend), names)).deployment
+        capacity = first.plan.rates()
         rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
         settings = _at(most, planned_for(rates), adapt=adapt or settle > 0)
         async with running(settings, backend, preparing(list(rates))) as server:
@@ -134,7 +140,7 @@ async def served(
                 await send(server.addresses.http, [Segment(settle, rates)], SETTLING)
             if settle and not adapt and server._server._adaptation is not None:
                 await server._server._adaptation.stop()
-            yield Served(server, rates)
+            yield Served(server, rates, first.problem)
 
 
 def _at(settings: Settings, rates: Mapping[str, float], *, adapt: bool) -> Settings:

@@ -1,14 +1,19 @@
 """What does a rollout under load cost those who wait for answers?
 
-`python -m benchmarks.rollouts [--rollouts N] [--kind workers|shares] [--models NAME …] [--seconds S] [--json]`
+`python -m benchmarks.rollouts [--rollouts N] [--kind workers|shares|batches] [--models NAME …] [--seconds S] [--json]`
 
-Example models are served on shares of the processor at 70 % of capacity, by the plan that the server has after it could
-adapt to them for `--settle` seconds. The same load is sent twice: without rollouts for `--seconds`, then with one
-rollout after the other until there were N of them, each as soon as there is a warm worker. `workers`: every rollout
-goes over to another version of all models, by the same plan, and so replaces all workers; `shares`: every partition
-gets 5 % less, or back, which on processors happens in place. Reported are failed requests (answered by an error, or not
-at all), requests late in both runs, the switch on the event loop with the processor time that it takes (what is longer,
-the loop waited for a processor), whole rollouts, and the memory of the server and its workers before and after.
+Example models are served on shares of the processor, at 70 % of what the lesser of two plans sustains: one partition of
+all models, and two, with the quicker half of the models on a fifth of the processors. They are the same in every run,
+whatever the planner thinks of them, so that runs can be compared; batches and rates follow from the profiles. Where a
+round of the one partition takes nearly as long as a target, anything that disturbs it makes requests late.
+
+The same load is sent under each plan without rollouts for `--seconds`, then with one rollout after the other until
+there were N of them. `workers`: from one plan to the other and back, which replaces all workers, each as soon as there
+is a warm worker for every new one; `shares`: every one of two partitions gets 5 % less, or back; `batches`: every model
+of two partitions gets the smallest batches that keep up, or those that leave most headroom. The last two happen in
+place on processors. Reported are failed requests (answered by an error, or not at all), requests late in all runs, the
+switch on the event loop with the processor time that it takes (what is longer, the loop waited for a processor), whole
+rollouts, and the memory of the server and its workers before and after.
 """
 
 from __future__ import annotations
@@ -16,17 +21,32 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import sys
 import time
 
 import msgspec
 import uvloop
 
-from benchmarks.adaptive import Segment, Served, Tick, arguments, send, sending, served
+from benchmarks.adaptive import SETTLING, SHARE_OF_CAPACITY, Segment, Served, Tick, arguments, send, sending, served
 from benchmarks.harness import memory, show_result
 from cotenant.control.events import Switch
-from cotenant.core.plan import Partition
+from cotenant.core.identity import DeviceId
+from cotenant.core.model import Kind
+from cotenant.core.plan import Device, Partition, Plan
+from cotenant.core.units import WHOLE
 from cotenant.live.deployment import Deployment
 from cotenant.planners import Problem
+from cotenant.planners.capacity import PartitionDraft, batched_partitions, with_totals
+from cotenant.planners.largest_rate import largest_scale
+from cotenant.planners.rates import at_scale
+from cotenant.planners.registry import Planner
+from cotenant.planning.front_end import plan_with_front_end
+
+SETTLE = 5.0  # seconds of load under each plan before it is measured
+WARM = 2  # pre-started workers: as many as a plan starts
+QUICK = 200  # ‰ of the processors for the quicker half of the models
+
+Layout = tuple[tuple[int, tuple[str, ...]], ...]  # the share and models of each partition
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +58,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     late_without: float
     late_with: float
-    outcomes_without: dict[str, dict[str, int]]
+    outcomes_without: tuple[dict[str, dict[str, int]], ...]
     outcomes_with: dict[str, dict[str, int]]
     switch_ms_p50: float
     switch_ms_p99: float
     switch_ms_max: float
+    switch_processor_ms_p50: float
     switch_processor_ms_max: float
     rollout_s_p50: float
     rollout_s_max: float
@@ -51,19 +72,46 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float
 
 
-def other(deployment: Deployment, kind: str) -> Deployment:
-    """Return the deployment to go over to and back from."""
-    plan, problem = deployment.plan, deployment.problem
-    if kind == "workers":
-        versions = {
-            name: msgspec.structs.replace(model, entry=msgspec.structs.replace(model.entry, version="2"))
-            for name, model in deployment.offered.items()
-        }
-        return msgspec.structs.replace(deployment, offered=versions)
+def layouts(problem: Problem, kind: Kind) -> tuple[Layout, Layout]:
+    """Return the shares, in thousandths, and models of the partitions of both plans."""
+    quick = sorted(problem.rates, key=lambda name: problem.profiles[name, kind.name].latency(1, WHOLE))
+    half = len(quick) // 2
+    return ((WHOLE, tuple(quick)),), ((WHOLE - QUICK, tuple(quick[half:])), (QUICK, tuple(quick[:half])))
+
+
+def fixed_planner(layout: Layout, *, full: bool) -> Planner:
+    """Return a planner that gives one device these partitions. full: see `batched_partitions`."""
+
+    def planned(problem: Problem) -> Plan:
+        (kind,) = problem.fleet
+        drafts = [PartitionDraft(share, {name: problem.rates[name] for name in names}) for share, names in layout]
+        partitions = batched_partitions(problem, kind, drafts, full=full)
+        devices = () if partitions is None else (Device(id=DeviceId(kind.name, 0), partitions=partitions),)
+        return with_totals(Plan(planner="fixed", devices=devices), problem)
+
+    return planned
+
+
+def planned(layout: Layout, problem: Problem, *, full: bool = True) -> Plan:
+    """Return the plan of a layout for the rates of a problem, or for their largest multiple by its objective, as the
+    server's own plans are made: with room for what serving costs beside batches. Exits where there is none."""
+
+    def solve(asked: Problem) -> Plan:
+        planner = fixed_planner(layout, full=full)
+        return largest_scale(planner, asked) if asked.objective == "rate" else planner(asked)
+
+    assert problem.front_end is not None
+    plan = plan_with_front_end(solve, problem, problem.front_end)
+    if plan.unserved or not plan.scale:
+        sys.exit(f"no batches of {layout} meet the targets on this machine")
+    return plan
+
+
+def with_smaller_shares(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan of one device with 5 % of it less for each partition."""
     (device,) = plan.devices
     partitions = tuple(_resized(it, max(it.share - 50, 50), problem, device.kind) for it in device.partitions)
-    changed = msgspec.structs.replace(plan, devices=(msgspec.structs.replace(device, partitions=partitions),))
-    return msgspec.structs.replace(deployment, plan=changed)
+    return msgspec.structs.replace(plan, devices=(msgspec.structs.replace(device, partitions=partitions),))
 
 
 def _resized(partition: Partition, share: int, problem: Problem, kind: str) -> Partition:
@@ -74,17 +122,40 @@ def _resized(partition: Partition, share: int, problem: Problem, kind: str) -> P
     return Partition(share=share, placements=placements)
 
 
+def deployments(given: Deployment, problem: Problem, kind: str) -> tuple[Deployment, Deployment]:
+    """Return the deployments to go over to and back from, at the rates of `SHARE_OF_CAPACITY`."""
+    (device,) = problem.fleet
+    most = msgspec.structs.replace(problem, objective="rate")
+    one, two = layouts(most, device)
+    scale = SHARE_OF_CAPACITY * min(planned(layout, most).scale for layout in (one, two))
+    problem = at_scale(most, scale)
+    plan = planned(two, problem)
+    match kind:
+        case "workers":
+            other = planned(one, problem)
+        case "shares":
+            other = with_smaller_shares(plan, problem)
+        case _:
+            other = planned(two, problem, full=False)
+    if other.devices == plan.devices:
+        sys.exit(f"the profiles of this machine leave nothing to change for --kind {kind}")
+    first, second = (msgspec.structs.replace(given, problem=problem, plan=it, slowdowns={}) for it in (plan, other))
+    return first, second
+
+
 async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed: int) -> Result:
     server = given.server._server
-    first = server.deployment
-    second = other(first, kind)
-    await server.apply(second)  # both have run once: warm workers and memory are as they stay
-    await server.apply(first)
-    without = (await send(given.address, [Segment(seconds, given.rates)], seed))[-1]
+    first, second = deployments(server.deployment, given.problem, kind)
+    rates = first.problem.rates
+    without: list[Tick] = []
+    for deployment in (second, first):  # both have run once: warm workers and memory are as they stay
+        await server.apply(deployment)
+        await send(given.address, [Segment(SETTLE, rates)], SETTLING)
+        without.append((await send(given.address, [Segment(seconds, rates)], seed))[-1])
     before = memory(os.getpid())
     statistics_, pool = server._rollouts.statistics, server._rollouts._control.pool
     last: list[Tick] = []
-    endless = [Segment(3600.0, given.rates)]
+    endless = [Segment(3600.0, rates)]
     switches: list[float] = []
     processor: list[float] = []
     switch_over = server._rollouts._switch
@@ -99,7 +170,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
 
     async def roll() -> None:
         for number in range(rollouts):
-            while kind == "workers" and not pool.warm_workers:
+            while kind == "workers" and pool.warm_workers < WARM:
                 await asyncio.sleep(0.01)
             await server.apply(second if number % 2 == 0 else first)
             await server._rollouts.idle()
@@ -121,13 +192,14 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
         kind=kind,
         requests=end.stayed,
         failed=end.failed,
-        late_without=1 - without.within_target / without.stayed,
+        late_without=1 - sum(it.within_target for it in without) / sum(it.stayed for it in without),
         late_with=1 - end.within_target / end.stayed,
-        outcomes_without=without.outcomes,
+        outcomes_without=tuple(it.outcomes for it in without),
         outcomes_with=end.outcomes,
         switch_ms_p50=statistics.median(switches),
         switch_ms_p99=sorted(switches)[int(0.99 * (len(switches) - 1))],
         switch_ms_max=max(switches),
+        switch_processor_ms_p50=statistics.median(processor),
         switch_processor_ms_max=max(processor),
         rollout_s_p50=statistics.median(wholes),
         rollout_s_max=max(wholes),
@@ -138,14 +210,14 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
 
 
 async def run(kind: str, rollouts: int, seconds: float, seed: int, **given: object) -> Result:
-    async with served(**given, adapt=False) as it:  # type: ignore[arg-type]
+    async with served(**given, adapt=False, warm_workers=WARM) as it:  # type: ignore[arg-type]
         return await measure(it, kind, rollouts, seconds, seed)
 
 
 def main() -> None:
-    parser = arguments(__doc__, 20.0, settle=20.0)
+    parser = arguments(__doc__, 20.0)
     parser.add_argument("--rollouts", type=int, default=1000)
-    parser.add_argument("--kind", choices=("workers", "shares"), default="workers")
+    parser.add_argument("--kind", choices=("workers", "shares", "batches"), default="workers")
     args = parser.parse_args()
     result = uvloop.run(
         run(
@@ -155,7 +227,6 @@ def main() -> None:
             args.seed,
             repository=args.model_repository,
             names=args.models,
-            settle=args.settle,
             event_log=args.event_log,
         )
     )
@@ -164,7 +235,8 @@ def main() -> None:
         f"{result.rollouts} rollouts ({result.kind}) under {result.requests} requests: {result.failed} failed; "
         f"late {result.late_with * 100:.2f} %, without rollouts {result.late_without * 100:.2f} %; "
         f"switch p50 {result.switch_ms_p50:.2f} ms, p99 {result.switch_ms_p99:.2f} ms, "
-        f"most {result.switch_ms_max:.2f} ms, of the processor {result.switch_processor_ms_max:.2f} ms; "
+        f"most {result.switch_ms_max:.2f} ms, of the processor p50 {result.switch_processor_ms_p50:.2f}, most "
+        f"{result.switch_processor_ms_max:.2f} ms; "
         f"rollout p50 {result.rollout_s_p50:.2f} s, most {result.rollout_s_max:.2f} s; memory "
         f"{result.memory_before_mib:.0f} MiB before, {result.memory_after_mib:.0f} MiB after; "
         f"load average {result.load_average:.1f}",

@@ -19,6 +19,14 @@ def available_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+def busy_seconds(cores: Iterable[int], proc: Path = PROC) -> float:
+    """Return the seconds for which all programs together have used these processors since the system started. Raises
+    OSError, ValueError or IndexError where it does not tell. It reads a file of /proc: not for an event loop."""
+    names = {f"cpu{core}" for core in cores}
+    lines = (line.split() for line in (proc / "stat").read_text().splitlines())
+    return sum(float(line[1 + field]) for line in lines if line and line[0] in names for field in BUSY) / TICK
+
+
 class ForeignLoad:
     """Compare processor time between two readings. It reads files of /proc: not for an event loop.
 
@@ -26,20 +34,20 @@ class ForeignLoad:
     """
 
     def __init__(self, cores: Iterable[int], proc: Path = PROC) -> None:
-        self._names = {f"cpu{core}" for core in cores}
+        self._cores = frozenset(cores)
         self._proc = proc
         self._before: tuple[float, float, float] | None = None  # when, and seconds of all programs and of this one
 
     @property
     def processors(self) -> int:
         """How many it looks at."""
-        return len(self._names)
+        return len(self._cores)
 
     def read(self, now: float) -> float | None:
         """Return the part of the processors that other programs used since the last reading, from 0 to 1; None for the
         first, and where the system does not tell. now: in seconds of any monotonic clock."""
         try:
-            reading = now, self._all(), sum(self._own("self"))
+            reading = now, busy_seconds(self._cores, self._proc), sum(self._own("self"))
         except (OSError, ValueError, IndexError):
             self._before = None
             return None
@@ -47,11 +55,7 @@ class ForeignLoad:
         if before is None or now <= before[0]:
             return None
         seconds, all_, own = (after - earlier for after, earlier in zip(reading, before, strict=True))
-        return min(max((all_ - own) / (seconds * len(self._names)), 0.0), 1.0)
-
-    def _all(self) -> float:
-        lines = (line.split() for line in (self._proc / "stat").read_text().splitlines())
-        return sum(float(line[1 + field]) for line in lines if line and line[0] in self._names for field in BUSY) / TICK
+        return min(max((all_ - own) / (seconds * len(self._cores)), 0.0), 1.0)
 
     def _own(self, pid: str) -> Iterator[float]:
         """Yield the seconds of a process and of its descendants."""

@@ -61,10 +61,11 @@ _OUTPUT = 2  # of a node; the first names it where it has no name
 _TENSOR_ENTRY, _TENSOR_LOCATION = 13, 14  # external_data, data_location
 
 
-def check_external_data(path: Path | str) -> None:
+def check_external_data(path: Path | str) -> bool:
     """Check that the data of each tensor lie in the model or in a regular file of their own, in the model's folder or
-    below it, reached over no link. Raises ModelError, also for a file that is no ONNX model."""
-    path = Path(path)
+    below it, reached over no link; return whether any lie in such a file. Raises ModelError, also for a file that is no
+    ONNX model."""
+    path, external = Path(path), False
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -72,6 +73,7 @@ def check_external_data(path: Path | str) -> None:
                 raise _Broken("it is empty")
             with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
                 for tensor, place, location in _locations(data):
+                    external = True
                     if reason := _objection(path.parent, location):
                         raise ModelError(
                             f"{path}: tensor {tensor!r} ({place}) has its data in {location!r}, {reason}; "
@@ -81,6 +83,7 @@ def check_external_data(path: Path | str) -> None:
         raise ModelError(f"{path}: no ONNX model: {error}; export it again as ONNX") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot read it: {error.strerror}") from None
+    return external
 
 
 class _Broken(Exception):  # noqa: N818

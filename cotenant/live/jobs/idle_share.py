@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from cotenant.core.units import WHOLE
-from cotenant.live.foreign_load import BUSY, PROC, TICK
+from cotenant.live.foreign_load import PROC, busy_seconds
 from cotenant.worker.jobs.process_tree import descendants, private_memory, processor_seconds
 
 GAIN = 1 / 3  # of the exponential average over readings
@@ -21,7 +21,7 @@ class IdleMeter:
     """
 
     def __init__(self, cores: Collection[int], capacity: float, proc: Path = PROC) -> None:
-        self._names = {f"cpu{core}" for core in cores}
+        self._cores = frozenset(cores)
         self._capacity = capacity
         self._proc = proc
         self._before: tuple[float, float] | None = None  # when, and seconds of all programs
@@ -35,7 +35,7 @@ class IdleMeter:
         jobs = sum(max(seconds - self._jobs.get(shim, 0.0), 0.0) for shim, seconds in used.items())
         self._jobs = used
         try:
-            reading = now, self._all()
+            reading = now, busy_seconds(self._cores, self._proc)
         except (OSError, ValueError, IndexError):
             self._before = None
             return None
@@ -50,10 +50,6 @@ class IdleMeter:
     def forget(self) -> None:
         """Begin anew, after a while in which nothing was read."""
         self._before, self._jobs, self._idle = None, {}, None
-
-    def _all(self) -> float:
-        lines = (line.split() for line in (self._proc / "stat").read_text().splitlines())
-        return sum(float(line[1 + field]) for line in lines if line and line[0] in self._names for field in BUSY) / TICK
 
 
 def memory_for_jobs(shims: Collection[int], proc: Path = PROC) -> int | None:
