@@ -23,6 +23,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 import uvloop
@@ -30,7 +31,7 @@ import uvloop
 from benchmarks.adaptive import SETTLING, SHARE_OF_CAPACITY, Segment, Served, Tick, arguments, send, sending, served
 from benchmarks.harness import memory, show_result
 from cotenant.control.events import Switch
-from cotenant.core.identity import DeviceId
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE
@@ -44,6 +45,7 @@ from cotenant.planning.front_end import plan_with_front_end
 
 SETTLE = 5.0  # seconds of load under each plan before it is measured
 WARM = 2  # pre-started workers: as many as a plan starts
+PAUSE = 0.05  # seconds between two rollouts: 1,000 in place take a minute, and so some thousand requests
 QUICK = 200  # ‰ of the processors for the quicker half of the models
 
 Layout = tuple[tuple[int, tuple[str, ...]], ...]  # the share and models of each partition
@@ -158,18 +160,27 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     endless = [Segment(3600.0, rates)]
     switches: list[float] = []
     processor: list[float] = []
-    switch_over = server._rollouts._switch
+    resize, switch_over = server._rollouts._resize, server._rollouts._switch
+    spent = [0.0]
 
-    def switch(command: Switch) -> None:
+    def timed_resize(lanes: Sequence[LaneId]) -> None:
+        begun = time.thread_time()
+        resize(lanes)
+        spent[0] = time.thread_time() - begun
+
+    def timed_switch(command: Switch) -> None:
         begun = time.thread_time()
         switch_over(command)
-        processor.append((time.thread_time() - begun) * 1e3)
+        processor.append((spent[0] + time.thread_time() - begun) * 1e3)
+        spent[0] = 0.0
 
-    server._rollouts._switch = switch  # type: ignore[assignment,method-assign]
+    server._rollouts._resize = timed_resize  # type: ignore[method-assign]
+    server._rollouts._switch = timed_switch  # type: ignore[method-assign]
     wholes: list[float] = []
 
     async def roll() -> None:
         for number in range(rollouts):
+            await asyncio.sleep(PAUSE)
             while kind == "workers" and pool.warm_workers < WARM:
                 await asyncio.sleep(0.01)
             await server.apply(second if number % 2 == 0 else first)

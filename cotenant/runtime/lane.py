@@ -289,6 +289,10 @@ class Lane:
         self.stalled = stalled
         self.available = up and not stalled
 
+    def is_expected(self) -> bool:
+        """Return whether it is available, or was to be back at a known time."""
+        return self.available or self.back_at > -math.inf
+
     def takes_requests(self, now: float) -> bool:
         """Return whether it is available, or is expected to be."""
         return self.available or self.back_at >= now

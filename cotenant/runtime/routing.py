@@ -108,7 +108,7 @@ class ModelRoutes:
             entries = self._idle if queue.idle else self._busy
             del entries[bisect_left(entries, queue.entry)]
             queue.entry = None
-        if not lane.available and lane.back_at == -math.inf:
+        if not lane.is_expected():
             return
         if idle:
             bound = queue.latencies[0] * queue.correction
@@ -131,6 +131,6 @@ class ModelRoutes:
         assert self._idle == sorted(self._idle)
         assert self._busy == sorted(self._busy)
         ordered = [queue for _, _, queue in self._idle + self._busy]
-        routed = [queue for queue in self.queues if queue.lane.available or queue.lane.back_at > -math.inf]
+        routed = [queue for queue in self.queues if queue.lane.is_expected()]
         assert all(queue in routed and queue.idle == (queue.lane.batch is None) for queue in ordered)
         assert len(ordered) == (len(routed) if self.many else 0)
