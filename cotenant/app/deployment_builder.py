@@ -95,8 +95,17 @@ class DeploymentBuilder:
         configs: Mapping[str, Config] = MappingProxyType({}),
         kept: KeptModels = NOTHING_KEPT,
     ) -> Deployment:
-        """Return a deployment with its plan. Arguments and errors are those of `describe`."""
-        return await self.planned(await self.describe(names, samples, configs, kept))
+        """Return a deployment with its plan. Arguments and errors are those of `describe`.
+
+        Batches are as slow as those of models that are kept, unless that leaves a model unserved which would be served
+        otherwise.
+        """
+        described = await self.describe(names, samples, configs, kept)
+        slowdowns = kept.slowdowns
+        if kept.slowdown_of_all > 1.0:
+            slowdowns = dict.fromkeys(described.offered, kept.slowdown_of_all) | slowdowns
+        planned = await self.planned(described, slowdowns)
+        return await self.planned(described) if slowdowns and planned.plan.unserved else planned
 
     @property
     def settings(self) -> Settings:
@@ -135,8 +144,8 @@ class DeploymentBuilder:
         model that cannot be served, or is not to be, is `broken`.
 
         samples: of interference, as observed while serving; predictors learn from them. configs: in place of the
-        repository's, by model. kept: models that are not looked at again; ensembles are, as their models may have
-        changed.
+        repository's, by model. kept: models that are not looked at again, and keep their rates; ensembles
+        are, as their models may have changed.
 
         Raises NotFoundError for a name that the repository does not have, ConfigError for settings of a model that it
         does not have, and where none of the models that are asked for can be served.
@@ -162,6 +171,8 @@ class DeploymentBuilder:
             )
         seconds = await asyncio.to_thread(request_seconds)
         problem = build_problem(self._settings, self._fleet, served, profiles, samples, seconds)
+        known = {name: rate for name, rate in kept.rates.items() if name in problem.rates}
+        problem = msgspec.structs.replace(problem, rates=problem.rates | known, assumed=problem.assumed - known.keys())
         others = {name: NOT_LOADED for name in entries if name not in served and name not in broken}
         return Deployment(
             offered=served,

@@ -94,10 +94,18 @@ def nothing_yet() -> Deployment:
 
 
 class KeptModels(msgspec.Struct, frozen=True):
-    """Hold models that stay as they are served, whatever has become of their files, with their profiles."""
+    """Hold models that stay as they are served, whatever has become of their files, with their profiles, and what is
+    known of their load: rates (requests/s) and slowdowns that the plan in force counts with."""
 
     models: dict[str, ServableModel] = {}
     profiles: Profiles = {}
+    rates: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
+
+    @property
+    def slowdown_of_all(self) -> float:
+        """The least slowdown of any of them: what slows all models, as other programs do, slows others, too."""
+        return min((self.slowdowns.get(name, 1.0) for name in self.models), default=1.0)
 
 
 # Prepares a deployment from the names of the models to serve, the observed interference samples, configurations in
@@ -107,8 +115,11 @@ Prepare = Callable[[Collection[str], Sequence[Sample], Mapping[str, Config], Kep
 
 def kept_models(deployment: Deployment, names: Collection[str]) -> KeptModels:
     """Return models of a deployment as they are served."""
+    problem = deployment.problem
+    rates = {name: rate for name, rate in problem.rates.items() if name in names and name not in problem.assumed}
+    slowdowns = {name: slowdown for name, slowdown in deployment.slowdowns.items() if name in names}
     profiles = {key: profile for key, profile in deployment.problem.profiles.items() if key[0] in names}
-    return KeptModels({name: deployment.offered[name] for name in names}, profiles)
+    return KeptModels({name: deployment.offered[name] for name in names}, profiles, rates, slowdowns)
 
 
 def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:

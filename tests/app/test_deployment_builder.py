@@ -16,6 +16,7 @@ from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
 from cotenant.live.confinement import Confinement
+from cotenant.live.deployment import kept_models
 from cotenant.planners.check import check
 from cotenant.planners.one_worker_each import SOURCE
 from cotenant.predictors import Load
@@ -83,6 +84,28 @@ def test_deployment_builder_given_rates_are_not_multiplied(folder: Path) -> None
     deployment = asyncio.run(DeploymentBuilder(settings(folder, text), Fake((LARGE,))).build(names))
     assert deployment.problem.assumed == {"identity"}
     assert deployment.plan.rates() == pytest.approx({"identity": ASSUMED_RATE, "lookup": 50.0})
+
+
+def test_deployment_builder_models_that_are_kept_keep_their_rates_and_slowdowns(folder: Path) -> None:
+    """A load while the server is busy plans for what is going on, and not for what the settings once expected."""
+    names = ("identity", "lookup")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in names]))
+    text = 'profiles = "given.csv"\n[[models]]\nname = "lookup"\nslo = "1s"\nrate = 50'
+    builder = DeploymentBuilder(settings(folder, text), Fake((LARGE,)))
+    before = asyncio.run(builder.build(["lookup"]))
+    learnt = msgspec.structs.replace(
+        before, problem=msgspec.structs.replace(before.problem, rates={"lookup": 80.0}), slowdowns={"lookup": 1.5}
+    )
+    deployment = asyncio.run(builder.build(names, kept=kept_models(learnt, {"lookup"})))
+    assert deployment.problem.rates == pytest.approx({"identity": ASSUMED_RATE, "lookup": 80.0})
+    assert deployment.problem.assumed == {"identity"}
+    assert deployment.slowdowns == {"identity": 1.5, "lookup": 1.5}  # what slows all that there are slows others, too
+    for _, partition, placed in deployment.plan.placements():
+        profile = deployment.problem.profiles[placed.model, "large"]
+        assert placed.latency == pytest.approx(1.5 * profile.latency(placed.batch, partition.share))
+    hopeless = msgspec.structs.replace(learnt, slowdowns={"lookup": 5000.0})
+    deployment = asyncio.run(builder.build(names, kept=kept_models(hopeless, {"lookup"})))
+    assert not deployment.plan.unserved and not deployment.slowdowns  # late answers are better than none
 
 
 def test_deployment_builder_front_end_has_the_reserve_of_a_processor(folder: Path) -> None:

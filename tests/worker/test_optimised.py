@@ -120,9 +120,7 @@ def test_models_with_data_in_other_files_are_not_kept(tmp_path: Path, cache: Pat
 
     path = tmp_path / "model.onnx"
     model = scaled(path, 2.0)
-    onnx.save_model(
-        onnx.load(str(path)), str(path), save_as_external_data=True, location="weights", size_threshold=0
-    )
+    onnx.save_model(onnx.load(str(path)), str(path), save_as_external_data=True, location="weights", size_threshold=0)
     with path.open("ab") as file:  # a field that nobody knows: large enough to be kept
         file.write(b"\xa2\x06" + b"\x80\x80\x80\x01" + b"\0" * (2 << 20))
     assert path.stat().st_size > optimised.MIN_SIZE
