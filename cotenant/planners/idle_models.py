@@ -1,13 +1,17 @@
 """Give models that nobody asks for now a place in a plan, where that costs the others nothing.
 
 A model without a place rejects its first requests, until a plan for them is in force. So a plan that is too tight for
-what idle models might be asked for still keeps as many of them as fit.
+what idle models might be asked for still keeps as many of them as fit; and one that serves nothing, since nobody can
+serve what is asked for now, keeps them on one device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
+from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Plan
 from cotenant.planners import Problem
@@ -19,7 +23,8 @@ def with_idle_models(plan: Plan, problem: Problem) -> Plan:
     """Return the plan with those models placed that have a rate (requests/s) in `problem` and no place in `plan`.
 
     The ones with the least work come first, each in the first partition or free share that holds it without any model
-    falling further short of its attainment. Those that fit nowhere stay unserved. problem: without applications.
+    falling further short of its attainment; of a plan without devices, on the first kind that does. Those that fit
+    nowhere stay unserved. problem: without applications.
     """
     missing = [name for name, rate in problem.rates.items() if rate and not plan.rate(name)]
     for name in sorted(missing, key=lambda name: (_work(problem, name), name)):
@@ -37,17 +42,27 @@ def _work(problem: Problem, name: str) -> float:
 
 def _with_model(plan: Plan, problem: Problem, name: str) -> Plan | None:
     allowed = attainment_shortfall(plan, problem)
-    for index, device in enumerate(plan.devices):
+    for base, index in _places(plan, problem):
+        device = base.devices[index]
         kind = problem.kind(device.kind)
         for drafts in _extended(device, kind, name, problem.rates[name]):
             partitions = batched_partitions(problem, kind, drafts, full=True)
             if partitions is None:
                 continue
-            candidate = with_partitions(plan, index, partitions)
+            candidate = with_partitions(base, index, partitions)
             shortfall = attainment_shortfall(candidate, problem)
             if name not in shortfall and all(amount <= allowed.get(other, 0.0) for other, amount in shortfall.items()):
                 return candidate
     return None
+
+
+def _places(plan: Plan, problem: Problem) -> Iterator[tuple[Plan, int]]:
+    """Yield the devices of a plan, as the plan and their index; of an empty plan, one empty device of each kind."""
+    for index in range(len(plan.devices)):
+        yield plan, index
+    if not plan.devices:
+        for kind in problem.fleet:
+            yield msgspec.structs.replace(plan, devices=(Device(id=DeviceId(kind.name), partitions=()),)), 0
 
 
 def _extended(device: Device, kind: Kind, name: str, rate: float) -> Iterator[list[PartitionDraft]]:

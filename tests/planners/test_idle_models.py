@@ -92,3 +92,12 @@ def test_nobody_misses_a_target_more_often_for_a_model_that_is_idle() -> None:
 def test_plan_without_idle_models_is_left_as_it_is() -> None:
     before = plan(600, 50.0)
     assert with_idle_models(before, problem(a=50.0)).devices == before.devices
+
+
+def test_idle_models_have_a_device_where_nobody_can_serve_what_is_asked_for() -> None:
+    """Else a model that is too slow for a busy machine would take all others with it."""
+    asked = problem(a=1.0, b=1.0)
+    made = with_idle_models(Plan(planner="hand", objective="devices", devices=()), asked)
+    assert [device.id for device in made.devices] == [DeviceId("k")]
+    assert {name: made.rate(name) for name in "ab"} == {"a": 1.0, "b": 1.0}
+    assert check(made, asked) == []

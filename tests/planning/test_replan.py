@@ -189,6 +189,15 @@ def test_model_that_nobody_asks_for_keeps_its_place_where_headroom_does_not_fit(
     assert attains(solved.plan, at_rates(PROBLEM, solved.rates))
 
 
+def test_models_that_nobody_asks_for_keep_their_place_beside_one_that_nobody_can_serve() -> None:
+    """Other programs have made `b` too slow for its target, and `a` rests: the plan of nothing would reject both."""
+    slowdowns = {"a": 3.0, "b": 15.0}
+    solved = solve({"a": 1.0, "b": 2.0}, current(), offered={"a": 0.0, "b": 2.0}, slowdowns=slowdowns)
+    assert solved.short == "the devices that are there leave unserved: b 2 of 2/s"
+    assert solved.plan is not None
+    assert solved.plan.rates() == {"a": 1.0}
+
+
 def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
     problem = with_application(10.0)
     plan = plan_problem(with_devices(problem, {"k": 1}), validate=False)
