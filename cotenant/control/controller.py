@@ -230,7 +230,7 @@ class Controller:
         if exceeded := [name for name, watch in watches.items() if self._exceeds(name, watch)]:
             return _Need(Cause.RATE, "; ".join(self._describe_excess(name) for name in sorted(exceeded)))
         if self._machine.drifted and (self._machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
-            return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as predicted")
+            return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as long as predicted")
         if drifted := [name for name in watches if watches[name].slowdown.drifted and self._drift_matters(name)]:
             return _Need(Cause.LATENCY, "; ".join(self._describe_drift(name) for name in sorted(drifted)))
         missed = [name for name in watches if watches[name].attainment.missed(self._targets.get(name, 0.99))]
@@ -450,7 +450,7 @@ class Controller:
         return f"{offered}, and its plan sustains {show_rate(self._limit(name))}/s"
 
     def _describe_drift(self, name: str) -> str:
-        return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as predicted"
+        return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as long as predicted"
 
     def status(self) -> ControllerStatus:
         """Return what it knows and what it is at."""

@@ -111,6 +111,9 @@ class ModelRepository:
         return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", "")
 
     def _why_not_placed(self, name: str) -> str:
-        if name in self._state.deployment.plan.unserved:
+        deployment = self._state.deployment
+        if name in deployment.plan.unserved:
             return "no share of the devices can serve it within its target; give it more time, or plan for less"
+        if name in deployment.problem.rates:
+            return "nobody asks for it, and no share of the devices is left for it"
         return self._state.failures.get(name, "unloaded")

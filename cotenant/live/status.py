@@ -117,7 +117,7 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
                 f"other programs use {self.foreign_load * self.processors:.1f} of {self.processors} processors"
             )
         if self.observed_slowdown >= NOTABLE_SLOWDOWN:
-            lines.append(f"batches take {self.observed_slowdown:.2g} × as predicted")
+            lines.append(f"batches take {self.observed_slowdown:.2g} × as long as predicted")
         if self.short:
             lines.append(self.short)
         for name, known in sorted(self.corrections.items()):

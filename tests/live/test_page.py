@@ -158,7 +158,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
                 ("warn", "Reload rejected: rate -1."),
                 ("warn", "A is offered 9 requests/s more than fit."),
                 ("warn", "Other programs use 0.9 of 2 processors."),
-                ("warn", "Batches take 1.6 × as predicted."),
+                ("warn", "Batches take 1.6 × as long as predicted."),
                 ("warn", "Revision 2 (load of c) was rolled-back: it exited."),
             ]
             source.accepting = False

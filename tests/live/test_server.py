@@ -30,7 +30,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
 from cotenant.live import interference_observer, status_reporter
 from cotenant.live.control_driver import WorkerStatus
-from cotenant.live.deployment import Deployment
+from cotenant.live.deployment import Deployment, without_model
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import render
@@ -215,6 +215,18 @@ def test_unload_with_requests_waiting_answers_them_unavailable(tmp_path: Path) -
             rejections = [answer for answer in answers if isinstance(answer, UnavailableError)]
             assert rejections and all(isinstance(answer, InferResponse | UnavailableError) for answer in answers)
             assert str(rejections[0]).startswith("request for model 'identity' expired: its partition was taken out")
+
+    run(main())
+
+
+def test_model_that_the_plan_leaves_out_says_why(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            given = server.deployment
+            await server.apply(msgspec.structs.replace(given, plan=without_model(given, "identity").plan))
+            states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
+            left = "nobody asks for it, and no share of the devices is left for it"
+            assert states == {"identity": ("UNAVAILABLE", left), "lookup": ("READY", "")}
 
     run(main())
 

@@ -47,7 +47,7 @@ def alarms(
         text = f"Other programs use {machine.foreign:.1f} of {machine.processors} processors."
         found.append(Alarm("warn", "machine", text))
     if machine.slowdown is not None and machine.slowdown >= NOTABLE_SLOWDOWN:
-        found.append(Alarm("warn", "slowdown", f"Batches take {machine.slowdown:.2g} × as predicted."))
+        found.append(Alarm("warn", "slowdown", f"Batches take {machine.slowdown:.2g} × as long as predicted."))
     if last is not None and last.failed and last.seconds_ago < RECENT_ROLLOUT:
         text = f"Revision {last.revision} ({last.reason}) was {last.outcome}{_because(last.failure)}."
         found.append(Alarm("warn", "plan", text))

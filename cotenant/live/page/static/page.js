@@ -340,7 +340,7 @@ function showMachine(machine) {
   const foreign = machine.foreign;
   setFacts(at("machine-facts"), [
     ["Other programs", foreign === null ? "not known" : `${foreign.toFixed(1)} of ${machine.processors} processors`, foreign !== null && foreign >= machine.processors / 4 ? "warn" : ""],
-    ["Batches take", machine.slowdown === null ? "not known" : `${machine.slowdown.toFixed(2)} × as predicted`, machine.slowdown >= 1.2 ? "warn" : ""],
+    ["Batches take", machine.slowdown === null ? "not known" : `${machine.slowdown.toFixed(2)} × as long as predicted`, machine.slowdown >= 1.2 ? "warn" : ""],
     ["The server itself", machine.server === null ? "not known" : `${machine.server.toFixed(2)} processors`],
   ]);
 }
