@@ -157,14 +157,19 @@ async def send(address: str, segments: Sequence[Segment], seed: int) -> list[Tic
 
 async def sending(address: str, segments: Sequence[Segment], seed: int) -> AsyncIterator[Tick]:
     """Send load from another process; yield what has become of it so far about once a second, and at the end."""
+    async for tick in ticks_of(("benchmarks.adaptive", address, str(seed)), msgspec.json.encode(segments)):
+        yield tick
+
+
+async def ticks_of(program: Sequence[str], given: bytes) -> AsyncIterator[Tick]:
+    """Run a module that sends load, with its arguments and standard input; yield what it tells. Exits where it
+    fails."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.adaptive", address, str(seed)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        *(sys.executable, "-m", *program), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(segments))
+        process.stdin.write(given)
         process.stdin.close()
         async for line in process.stdout:
             yield msgspec.json.decode(line, type=Tick)
@@ -220,9 +225,10 @@ def _later(times: NDArray[np.float64], seconds: float) -> NDArray[np.float64]:
     return times + seconds
 
 
-async def _generate(address: str, segments: Sequence[Segment], seed: int) -> None:
+async def generate(address: str, names: Sequence[str], arrivals: Arrivals, seconds: float, seed: int) -> None:
+    """Send requests, and print what became of them as a `Tick` about once a second, and at the end."""
     status = await asyncio.to_thread(fetch_status, address)
-    models = [Model(name=name, slo=status.targets[name]) for name in segments[0].rates]
+    models = [Model(name=name, slo=status.targets[name]) for name in names]
     bodies = await bodies_for(address, models, seed)
     begun, processor = time.monotonic(), time.process_time()
 
@@ -242,8 +248,7 @@ async def _generate(address: str, segments: Sequence[Segment], seed: int) -> Non
         print(msgspec.json.encode(tick).decode(), flush=True)
 
     tune_for_latency()
-    seconds = sum(segment.seconds for segment in segments)
-    tell(await generate_load(address, models, bodies, _arrivals(segments, seed), seconds, on_tick=tell), last=True)
+    tell(await generate_load(address, models, bodies, arrivals, seconds, on_tick=tell), last=True)
 
 
 def _outcomes(row: ModelReport) -> dict[str, int]:
@@ -255,4 +260,5 @@ def _outcomes(row: ModelReport) -> dict[str, int]:
 
 if __name__ == "__main__":
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=list[Segment])
-    uvloop.run(_generate(sys.argv[1], asked, int(sys.argv[2])))
+    number, whole = int(sys.argv[2]), sum(segment.seconds for segment in asked)
+    uvloop.run(generate(sys.argv[1], list(asked[0].rates), _arrivals(asked, number), whole, number))

@@ -75,7 +75,7 @@ def warm_up(runner: Runner, times: int) -> list[tuple[str, Array]]:
     Raises ModelError if the model cannot run a batch.
     """
     model = runner.model
-    for rows in (model.max_batch, 1) if model.batched and not runner.warmed else (1,):
+    for rows in dict.fromkeys((model.max_batch, 1) if model.batched and not runner.warmed else (1,)):
         for _ in range(times):
             try:
                 outputs = runner.run(
