@@ -86,7 +86,7 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     for, which are less than was asked where that could not be served. sustained: by model or
     application, the rate up to which the plan keeps its SLO. short: what is left unserved, in words; empty where
     nothing is. seconds: that solving took. outdated: there is none since another revision is on its way, which is no
-    failure.
+    failure. slowed: the plan counts with the slowdowns that were asked for, as it does unless they leave nobody served.
     """
 
     number: int
@@ -99,6 +99,7 @@ class Solved(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: str = ""
     seconds: float = 0.0
     outdated: bool = False
+    slowed: bool = True
 
 
 class RollEnded(msgspec.Struct, frozen=True, kw_only=True, tag=True):

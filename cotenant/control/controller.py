@@ -348,7 +348,7 @@ class Controller:
         action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
         self._note(now, action, asked.reason)
         rates = asked.rates | solved.rates
-        commands.append(Roll(solved.number, solved.plan, rates, asked.reason, asked.slowdowns))
+        commands.append(Roll(solved.number, solved.plan, rates, asked.reason, _slowdowns(asked, solved)))
 
     def _is_outdated(self, solved: Solved, asked: Solve) -> bool:
         """Tell whether rates have risen beyond a plan while it was made, though another could serve them."""
@@ -375,12 +375,14 @@ class Controller:
         self._planned = asked.rates | solved.rates
         # What cannot be served is no reason to plan for it again and again.
         self._sustained = {name: max(rate, solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()}
-        if self._slowdowns != asked.slowdowns:
-            self._slowdowns = dict(asked.slowdowns)
+        slowdowns = _slowdowns(asked, solved)
+        if self._slowdowns != slowdowns or not solved.slowed:
+            self._slowdowns = slowdowns
             self._forget_latencies()
         for watch in self._watches.values():
             watch.attainment.reset()
-        self._not_before = now + self.options.settle
+        # What leaves nobody served will do so again in a moment.
+        self._not_before = now + (self.options.settle if solved.slowed else self.options.short_cooldown)
 
     def _roll_ended(self, ended: RollEnded, now: float, commands: list[ControllerCommand]) -> None:
         under_way = self._rolling
@@ -486,6 +488,11 @@ class Controller:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
         assert self._solving is None or self._rolling is None
         self._held.invariants()
+
+
+def _slowdowns(asked: Solve, solved: Solved) -> dict[str, float]:
+    """Return the slowdowns that a plan counts with."""
+    return dict(asked.slowdowns) if solved.slowed else {}
 
 
 def _count(value: float) -> int:

@@ -64,10 +64,11 @@ class DeploymentManager:
 
         async def with_model(current: Deployment) -> Deployment:
             placed = {*current.plan.rates(), *current.plan.split}
+            loaded = placed | (current.problem.rates.keys() & current.offered.keys())  # with what has no place just now
             configs = {model: config for model, config in current.configs.items() if model != name}
             configs |= {} if given is None else {name: parse_json_config(given, name)}
-            kept = kept_models(current, placed - {name})
-            deployment = await self._prepare(placed | {name}, self._observer.samples(), configs, kept)
+            kept = kept_models(current, loaded - {name})
+            deployment = await self._prepare(loaded | {name}, self._observer.samples(), configs, kept)
             for wanted in (name, *sorted(placed)):
                 if wanted in deployment.broken:
                     raise ModelError(deployment.broken[wanted])

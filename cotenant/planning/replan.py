@@ -34,6 +34,8 @@ from cotenant.planning.pipeline import plan as plan_problem
 # Multiples of the rates at which a plan is forecast, to tell how far it carries.
 SUSTAINED_SCALES = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
 
+TOO_SLOW = "batches are too slow for every target; answers are late until other programs leave more"
+
 Answer = tuple[SolveStep, Plan]
 
 
@@ -71,6 +73,19 @@ class Replanner:
         return msgspec.structs.replace(solved, seconds=self._clock() - begun)
 
     def _solved(self, solve: Solve) -> Solved:
+        """Return the answer, without slowdowns where they leave nobody served: late answers are better than none, and
+        where no batch runs nobody would see that the machine is as fast as it was."""
+        solved = self._best(solve)
+        if not solve.slowdowns or solved.plan is None:
+            return solved
+        served = carried_rates(solved.plan, self._problem)
+        wanted = [name for name, rate in solve.offered.items() if rate] or list(solve.rates)
+        if any(served.get(name) for name in wanted):
+            return solved
+        late = msgspec.structs.replace(self._best(msgspec.structs.replace(solve, slowdowns={})), slowed=False)
+        return late if late.plan is None else msgspec.structs.replace(late, short=late.short or TOO_SLOW)
+
+    def _best(self, solve: Solve) -> Solved:
         asked = at_rates(_slowed(self._problem, solve.slowdowns), _known(self._problem, solve.rates))
         there = with_devices(asked, Counter(device.kind for device in solve.devices))
         if not there.fleet:

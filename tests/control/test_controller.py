@@ -160,6 +160,24 @@ def test_slow_batches_are_planned_for() -> None:
     assert back.slowdowns.get("a", 1.0) < 1.15
 
 
+def test_plan_that_counts_with_no_slowdown_since_nobody_would_be_served_stands_for_a_while() -> None:
+    """Batches stay slow, and to plan for that again and again would only take from those that serve."""
+    world = World()
+    world.observe(100.0, 30)
+    solve = world.solve(100.0, 10.0, slower=50.0)
+    (roll,) = world.answer(solve, plan_of(1, 120.0), slowed=False, short="too slow")
+    assert isinstance(roll, Roll) and roll.slowdowns == {}
+    world.rolled(roll)
+    assert world.controller.status().models["a"].slowdown == 1.0
+    since = world.now
+    again = world.solve(100.0, 60.0, slower=50.0)
+    assert world.now - since >= 10.0
+    assert again.slowdowns["a"] > 10.0  # not of a plan that counts with them already
+    assert world.answer(again, plan_of(1, 120.0), slowed=False, short="too slow") == []
+    assert world.observe(100.0, 60.0) == []  # other programs have ended: what is in force is right
+    assert world.controller.status().models["a"].slowdown == 1.0
+
+
 def test_fast_batches_are_no_reason_to_plan() -> None:
     world = World()
     assert world.observe(100.0, 120, slower=0.5) == []

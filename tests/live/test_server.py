@@ -227,6 +227,8 @@ def test_model_that_the_plan_leaves_out_says_why(tmp_path: Path) -> None:
             states = {entry.name: (entry.state, entry.reason) for entry in server.index()}
             left = "nobody asks for it, and no share of the devices is left for it"
             assert (states["identity"], states["lookup"]) == (("UNAVAILABLE", left), ("READY", ""))
+            await server.load("lookup", {})  # nobody has unloaded the other: it has a place where there is one
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
 
     run(main())
 

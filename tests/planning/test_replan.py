@@ -22,7 +22,7 @@ from cotenant.planners.forecast import attains
 from cotenant.planners.front_end import FrontEnd
 from cotenant.planners.rates import at_rates
 from cotenant.planning import plan as plan_problem
-from cotenant.planning.replan import Replanner, with_devices
+from cotenant.planning.replan import TOO_SLOW, Replanner, with_devices
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 500, 600, 800, 1000)
@@ -189,13 +189,23 @@ def test_model_that_nobody_asks_for_keeps_its_place_where_headroom_does_not_fit(
     assert attains(solved.plan, at_rates(PROBLEM, solved.rates))
 
 
-def test_models_that_nobody_asks_for_keep_their_place_beside_one_that_nobody_can_serve() -> None:
-    """Other programs have made `b` too slow for its target, and `a` rests: the plan of nothing would reject both."""
-    slowdowns = {"a": 3.0, "b": 15.0}
-    solved = solve({"a": 1.0, "b": 2.0}, current(), offered={"a": 0.0, "b": 2.0}, slowdowns=slowdowns)
-    assert solved.short == "the devices that are there leave unserved: b 2 of 2/s"
-    assert solved.plan is not None
-    assert solved.plan.rates() == {"a": 1.0}
+def test_slowdowns_that_leave_nobody_served_are_left_out() -> None:
+    """Other programs have made batches too slow for every target that is asked for. Without a plan no batch would run,
+    and nobody would see that they have ended."""
+    slowdowns = {"a": 80.0, "b": 60.0}
+    solved = solve({}, current(), slowdowns=slowdowns)
+    assert not solved.slowed and solved.short == TOO_SLOW
+    assert solved.plan is not None and solved.plan.unserved == {}
+    assert solved.plan.rates() == pytest.approx(RATES)
+    idle = solve({"a": 1.0, "b": 1.0}, current(), offered={"a": 0.0, "b": 0.0}, slowdowns=slowdowns)
+    assert not idle.slowed and idle.plan is not None and idle.plan.rates() == pytest.approx({"a": 1.0, "b": 1.0})
+
+
+def test_slowdowns_under_which_somebody_is_served_count() -> None:
+    solved = solve({}, current(), slowdowns={"a": 1.5, "b": 60.0})
+    assert solved.slowed and solved.plan is not None
+    assert solved.plan.rate("a") > 0 and solved.plan.rate("b") == 0
+    assert solved.short == "the devices that are there leave unserved: b 20 of 20/s"
 
 
 def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
