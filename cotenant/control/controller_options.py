@@ -30,7 +30,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     deviations: float = 2.0
     tolerance: float = 0.02
     threshold: float = 10.0
-    changed_threshold: float = 2.0
+    changed_threshold: float = 4.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0
