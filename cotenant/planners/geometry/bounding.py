@@ -40,6 +40,7 @@ MIN_CUT_VIOLATION = 1e-3  # relative to the cut's right-hand side
 NEAR_ZERO = 1e-9  # prices and quantities that count as zero
 MAX_COLUMNS_PER_ROUND = 60
 SECONDS_PER_SOLVE = 6e-4  # of work, for one solution of the master program
+SECONDS_PER_ITERATION_AND_COLUMN = 5e-9  # and for each simplex iteration, by column
 
 
 class BoundCertificate(msgspec.Struct, frozen=True):
@@ -107,8 +108,11 @@ class BoundSolver:
         return limit * (1 + REL_ROUNDING)
 
     def cost_bound(self, rates: Array, counts: Sequence[float], prices: Sequence[float], limit: float) -> float:
-        """Tighten a lower bound on the cost of serving the rates. limit: a proven bound."""
-        certificates: list[BoundCertificate] = []
+        """Tighten a lower bound on the cost of serving the rates. limit: a proven bound.
+
+        Every certificate excludes whole fleets: the bound is the cost of the cheapest one that none does.
+        """
+        certificates = self._cost_certificates(rates, counts, prices)
         for _ in range(MAX_TRIALS):
             fleet = _cheapest_fleet(certificates, counts, prices, limit)
             if fleet is None:
@@ -133,34 +137,66 @@ class BoundSolver:
         best: BoundCertificate | None = None
         master = _MasterProgram(self, rates, counts)
         for _ in range(MAX_ROUNDS):
-            if not self.budget.left():
+            if not self._solved(master):
                 break
-            master.solve()
-            self.budget.spend(SECONDS_PER_SOLVE)
-            if master.value is None:
-                break
+            assert master.value is not None
             fits_fleet = master.value <= 1.0
-            slot_prices = master.slot_prices()
-            if (not fits_fleet and master.add_pool_columns(slot_prices)) or master.add_cuts():
+            if (not fits_fleet and master.add_pool_columns(master.slot_prices())) or master.add_cuts():
                 continue
             if fits_fleet:
                 return best
-            prices = master.demand_prices()
-            new_modes: list[Mode] = []
-            slot_bounds = self._raised_to_slack(slot_prices, len(counts)) * (1 + REL_GAP) + NEAR_ZERO
-            for n, s in enumerate(self.slots):
-                if not self.budget.left():
-                    return best  # a certificate needs the value of every slot
-                share = self.budget.part(1 / (len(self.slots) - n))
-                slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]), share)
-                new_modes += [mode for _, mode in priced]
-            certificate = BoundCertificate(prices.total(), self._device_values(slot_bounds, len(counts)))
+            certificate, new_modes = self._certificate(master, len(counts))
+            if certificate is None:
+                return best
             best = max(best or certificate, certificate, key=lambda each: each.required_fraction(counts))
             fraction = best.required_fraction(counts)
             if not new_modes or fraction > enough or fraction >= master.value * (1 - 2 * REL_GAP):
                 break
             master.extend(new_modes)
         return best
+
+    def _cost_certificates(
+        self, rates: Array, counts: Sequence[float], prices: Sequence[float]
+    ) -> list[BoundCertificate]:
+        """Return certificates at the dual prices of the cheapest mix of devices, the last one of the most cost."""
+        certificates: list[BoundCertificate] = []
+        master = _MasterProgram(self, rates, counts, prices)
+        for _ in range(MAX_ROUNDS):
+            if not self._solved(master):
+                break
+            if master.add_pool_columns(master.slot_prices()) or master.add_cuts():
+                continue
+            certificate, new_modes = self._certificate(master, len(counts))
+            if certificate is None:
+                break
+            certificates.append(certificate)
+            if not new_modes:
+                break
+            master.extend(new_modes)
+        return certificates
+
+    def _solved(self, master: _MasterProgram) -> bool:
+        """Solve the master program; return whether it has a solution, and budget to go on."""
+        if not self.budget.left():
+            return False
+        self.budget.spend(master.solve())
+        return master.value is not None
+
+    def _certificate(self, master: _MasterProgram, kinds: int) -> tuple[BoundCertificate | None, list[Mode]]:
+        """Return a certificate at the dual prices of the master program and modes that improve it.
+
+        None where the budget ended first: a certificate needs the value of every slot.
+        """
+        prices = master.demand_prices()
+        new_modes: list[Mode] = []
+        slot_bounds = self._raised_to_slack(master.slot_prices(), kinds) * (1 + REL_GAP) + NEAR_ZERO
+        for n, s in enumerate(self.slots):
+            if not self.budget.left():
+                return None, []
+            share = self.budget.part(1 / (len(self.slots) - n))
+            slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]), share)
+            new_modes += [mode for _, mode in priced]
+        return BoundCertificate(prices.total(), self._device_values(slot_bounds, kinds)), new_modes
 
     def _raised_to_slack(self, slot_prices: Array, kinds: int) -> Array:
         """Raise the price of each slot as far as no device gets more valuable: modes below it need not be priced."""
@@ -205,12 +241,15 @@ def _cheapest_fleet(
 
 
 class _MasterProgram:
-    """Solve the restricted master problem: minimise the used fraction of a fleet that serves some rates.
+    """Solve the restricted master problem: minimise the used fraction of a fleet that serves some rates, or at some
+    prices of devices the cost.
 
     Columns: that fraction, patterns, modes. Rows: devices of each kind, partitions on each slot, models, cuts.
     """
 
-    def __init__(self, solver: BoundSolver, rates: Array, counts: Sequence[float]) -> None:
+    def __init__(
+        self, solver: BoundSolver, rates: Array, counts: Sequence[float], prices: Sequence[float] | None = None
+    ) -> None:
         self.solver, self.rates = solver, rates
         self.value: float | None = None
         self.columns: list[int] = []
@@ -223,11 +262,17 @@ class _MasterProgram:
         self.at_slot, self.at_model, self.at_cut = kinds, kinds + slots, kinds + slots + len(rates)
         for n in range(self.at_cut):
             low, high = (1.0, highspy.kHighsInf) if n >= self.at_model else (-highspy.kHighsInf, 0.0)
+            if prices is not None and n < kinds:
+                high = min(counts[n], highspy.kHighsInf)
             self.program.addRow(low, high, 0, [], [])
-        self._add_column(1.0, list(range(kinds)), [-count for count in counts])
+        if prices is None:
+            self._add_column(1.0, list(range(kinds)), [-count for count in counts])
+        else:
+            self._add_column(0.0, [], [])
         for pattern in solver.patterns:
             rows = [pattern.kind, *(self.at_slot + s for s, _ in pattern.pieces)]
-            self._add_column(0.0, rows, [1.0, *(-float(many) for _, many in pattern.pieces)])
+            cost = 0.0 if prices is None else prices[pattern.kind]
+            self._add_column(cost, rows, [1.0, *(-float(many) for _, many in pattern.pieces)])
         self._add_modes(solver.columns)
         for model, multiplier in solver.cut_multipliers:
             self._add_cut(model, multiplier)
@@ -263,13 +308,16 @@ class _MasterProgram:
         self.program.addRow(demand, highspy.kHighsInf, len(nonzero), columns, steps[nonzero].tolist())
         self.cuts.append((model, multiplier))
 
-    def solve(self) -> None:
+    def solve(self) -> float:
+        """Solve, and return the seconds of work."""
         self.program.run()
         optimal = self.program.getModelStatus() == highspy.HighsModelStatus.kOptimal
         self.value = float(self.program.getInfo().objective_function_value) if optimal else None
         solution = self.program.getSolution()
         self.mode_counts = np.array(solution.col_value)[1 + len(self.solver.patterns) :]
         self.duals: Array = np.array(solution.row_dual)
+        iterations = max(int(self.program.getInfo().simplex_iteration_count), 0)
+        return SECONDS_PER_SOLVE + SECONDS_PER_ITERATION_AND_COLUMN * iterations * len(self.mode_counts)
 
     def slot_prices(self) -> Array:
         """Return the dual price of a partition on each slot."""

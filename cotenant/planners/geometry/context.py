@@ -22,8 +22,8 @@ from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve
 Array = NDArray[np.float64]
 
 MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
-MAX_MODELS_TO_TIGHTEN = 24  # models up to which the bound is tightened
-MAX_DEVICES_TO_TIGHTEN = 40  # devices beyond which time-shared partitions are too few to tighten the bound
+MAX_MODELS_TO_TIGHTEN = 80  # models up to which the bound is tightened
+MAX_DEVICES_TO_TIGHTEN = 300  # devices beyond which time-shared partitions are too few to tighten the bound
 MAX_DEMAND_ROUNDS = 5  # of tightening the bound on a multiple by the demand that it leaves
 MIN_DEMAND_GAIN = 1e-3  # relative, below which they end
 PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models

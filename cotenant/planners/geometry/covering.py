@@ -337,6 +337,11 @@ class CoverProgram:
         self.is_column[columns] = True
         self._entries += len(index)
 
+    def limit_unserved(self, most: float) -> None:
+        """Require that what stays unserved costs no more than this, at the penalties."""
+        columns = np.arange(len(self._supplies), len(self._supplies) + len(self.demand), dtype=np.int32)
+        self.highs.addRow(-math.inf, most, len(columns), columns, self.fleet.penalties)
+
     def solve(
         self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, seconds: float = math.inf
     ) -> CoverSolution | None:

@@ -1,37 +1,54 @@
-"""Improve a fleet by large neighbourhood search: take a few devices away and cover anew what they served.
+"""Serve the demand with fewer or cheaper devices: fix a fleet, and search it for a plan that leaves nothing unserved.
 
-What is left without them is a small covering program (covering.py), whose models are those of these devices: its modes
-of one and of two models can be enumerated where they are near their price, and it is solved as an integer program.
-Related devices are taken together, those that serve least for their price most often (Shaw, CP 1998).
+The cost of a plan changes only where a whole device is spared, so a search that compares costs stands still between.
+As in bin packing, the fleet is therefore fixed below the cost of the best plan, and what it leaves unserved, at the
+prices of the relaxation, is reduced until nothing is. Fleets are chosen by bisection over the multiple of the
+demand that their relaxation serves, between the largest that failed and the least that sufficed.
+
+A fixed fleet is improved by large neighbourhood search: a few devices are taken away and cover what the others leave
+unserved anew, by an integer program (Shaw, CP 1998). At the prices of the relaxation no device serves more than its
+value, so a mode that wastes more than all of these devices waste cannot improve them, and the programs stay small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.planners.geometry.budget import WorkBudget
-from cotenant.planners.geometry.covering import ColumnPool, CoverProgram, CoverSolution
+from cotenant.planners.geometry.covering import ColumnPool, CoverProgram
 from cotenant.planners.geometry.device_assembly import pack_devices
-from cotenant.planners.geometry.diving import NEAR_ZERO, Diver
+from cotenant.planners.geometry.diving import NEAR_ZERO, Cover, Diver
 from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
 
-FIRST_DEVICES = 3  # taken away at a time, to begin with
-MAX_MODELS = 24  # that are covered anew at a time
-MIN_PAIR_VALUE = 0.6  # value over price of a model alone from which on its pairs on a slot are enumerated
-MAX_PAIRS = 1500  # modes of two models in one program
-MAX_COLUMNS = 600  # in one integer program
-MAX_WHOLE_MODELS = 30  # models up to which everything is first covered anew at once
-STEP_SHARE = 0.25  # of the time left that one integer program may take
-REL_IMPROVEMENT = 1e-6  # of the cost, which counts as better
-SECONDS_PER_PAIR = 1e-4  # of work, for the modes of two models on a slot
-SECONDS_PER_STEP = 2e-3
+FIRST_DEVICES, MAX_DEVICES = 3, 6  # taken away at a time: to begin with, and after many steps without improvement
+PATIENCE = 40  # steps without improvement at one such number; after as many at the last, the fleet is given up
+MIN_PAIR_VALUE = 0.75  # value over price of a slot's whole partition for a model, from which on it shares one
+MAX_COLUMNS = 150  # in one integer program
+MAX_NODES = 50
+MAX_LOOKS = 25.0
+NO_WASTE = 1e-9  # part of a fleet's value unserved that counts as none
+FLEET_SHARE = 0.7  # of the time left that one fleet may take
+MAX_DIVE_SHARE = 0.3  # of the time left, which a second start may take
+MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
+SECONDS_PER_FLEET = 5e-3  # of work, to choose one
+SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes
+LIKE_PROBABILITY = 0.5  # of taking devices with models in common, and of taking those that waste most
+ASTRAY_PROBABILITY = 0.2  # of a step at other prices, whose plan may leave a little more unserved
+PRICE_NOISE = 0.3  # of those, standard deviation of the logarithm
+MAX_ASTRAY = 3e-4  # part of the demand's value that such a step may add to what is unserved
+REL_IMPROVEMENT = 1e-4  # of what is unserved, that a step has to bring
+SECONDS_PER_FAILURE = 4e-3  # of work, for an integer program without a solution
+EVEN_WASTE = 0.05  # part of a device's value that is added to its waste, so that each is taken at times
+SECONDS_PER_STEP = 3e-3  # of work, besides integer programs
+SECONDS_PER_CELL = 2e-8  # and for each two options of two models
 
 
 class PlacedDevice(msgspec.Struct, frozen=True):
@@ -43,56 +60,88 @@ class PlacedDevice(msgspec.Struct, frozen=True):
 
 
 class FleetSearch:
-    """Search for cheaper devices that serve the demand. diver: solves relaxations of its fleet."""
+    """Search for cheaper devices that serve the demand.
+
+    diver: solves covering programs of the fleet. prices, slot_prices: of a request/s of each model and of a partition
+    on each slot in the relaxation, by which the search goes. work_of_dive: seconds that covering the demand takes.
+    """
 
     def __init__(
-        self, diver: Diver, singles: Sequence[Mode], demand: Array, budget: WorkBudget, *, seed: int = 0
+        self,
+        diver: Diver,
+        singles: Sequence[Mode],
+        demand: Array,
+        prices: Array,
+        slot_prices: Array,
+        budget: WorkBudget,
+        *,
+        work_of_dive: float = 0.0,
+        seed: int = 0,
     ) -> None:
+        self._work_of_dive = work_of_dive
         self.diver, self.fleet, self.catalog = diver, diver.fleet, diver.catalog
         self.demand, self.budget = demand, budget
+        self.prices, self.slot_prices = prices, slot_prices
+        self.values = np.zeros(len(self.fleet.counts))
+        for pattern in self.fleet.patterns:
+            own = sum(float(self.slot_prices[s]) * many for s, many in pattern.pieces)
+            self.values[pattern.kind] = max(self.values[pattern.kind], own)
         self._rng = np.random.default_rng(seed)
         self._singles: dict[int, list[Mode]] = {}
+        self._sharing: dict[int, list[int]] = {}
         for mode in singles:
-            self._singles.setdefault(mode.models[0], []).append(mode)
+            (i,) = mode.models
+            self._singles.setdefault(i, []).append(mode)
+            if self.prices[i] * mode.rates[0] >= MIN_PAIR_VALUE * self.slot_prices[mode.slot]:
+                own_models = self._sharing.setdefault(mode.slot, [])
+                if i not in own_models:
+                    own_models.append(i)
 
-    def improve(self, devices: Sequence[PlacedDevice], *, least: float, patience: int) -> list[PlacedDevice]:
-        """Return devices that cost no more, unserved rates counted at their penalties.
+    # Fleets.
 
-        least: cost at which the search stops. patience: steps without improvement after which it does.
+    def cheaper(
+        self, devices: Sequence[PlacedDevice], fleet_for: Callable[[float], Sequence[int] | None], *, least: float
+    ) -> list[PlacedDevice]:
+        """Return devices that leave no more unserved and cost no more.
+
+        fleet_for: returns the cheapest numbers of devices whose relaxation serves a multiple of the demand, or None.
+        least: cost at which the search stops.
         """
         best = list(devices)
-        count, unchanged = FIRST_DEVICES, 0
-        if best and len(self.demand) <= MAX_WHOLE_MODELS and self.budget.left():
-            whole, _ = self._recovered([], best)
-            if whole is not None and self.cost(whole) < self.cost(best):
-                best = whole
-        while best and unchanged < patience and self.budget.left() and self.cost(best) > least * (1 + 1e-9):
-            taken = self._related(best, count)
-            kept = [device for n, device in enumerate(best) if n not in taken]
-            old = [best[n] for n in sorted(taken)]
-            found, is_optimal = self._recovered(kept, old)
-            before, after = self.cost(best), self.cost([*kept, *found]) if found is not None else np.inf
-            unchanged += 1
-            if found is not None and after <= before * (1 + 1e-12):
-                best = [*kept, *found]
-                if after < before * (1 - REL_IMPROVEMENT):
-                    unchanged = 0
-            most = len(best)
-            count = max(2, count - 1) if not is_optimal else count
-            if is_optimal and unchanged and unchanged % 6 == 0:
-                count = min(count + 1, most)
-            if is_optimal and len(taken) == most and unchanged:
-                break
+        if self._missing(self.served(best)).any():
+            every = self.resized(best, [0 if count == math.inf else round(count) for count in self.fleet.counts])
+            improved = self.improve(every, self.budget.part(FLEET_SHARE))
+            best = min([best, [device for device in improved if device.modes]], key=self.rank)
+        if not best or least <= 0:
+            return best
+        failed, enough = 0.0, self._cost(best) / least - 1
+        tried: set[tuple[int, ...]] = set()
+        while enough - failed > MIN_SLACK and self.budget.left() and self._cost(best) > least * (1 + 1e-9):
+            slack = (failed + enough) / 2
+            self.budget.spend(SECONDS_PER_FLEET)
+            counts = fleet_for(1 + slack)
+            if counts is None or self._cost_of(counts) >= self._cost(best) * (1 - 1e-9):
+                enough = slack
+                continue
+            if tuple(counts) in tried:
+                failed = slack
+                continue
+            tried.add(tuple(counts))
+            best = min([best, self._reached(best, counts)], key=self.rank)
+            if self._cost(best) <= self._cost_of(counts) * (1 + 1e-9):
+                enough = slack
+            else:
+                failed = slack
         return best
 
-    def cost(self, devices: Iterable[PlacedDevice]) -> float:
-        """Return the price of devices, and of what they leave unserved."""
-        served = self._served(devices := list(devices))
-        unserved = np.maximum(self.demand - served, 0.0)
-        unserved[unserved <= NEAR_ZERO * self.demand] = 0.0
-        return sum(self.fleet.prices[device.kind] for device in devices) + float(self.fleet.penalties @ unserved)
+    def rank(self, devices: Iterable[PlacedDevice]) -> tuple[float, float]:
+        """Rank devices, smaller is better: what they leave unserved, at its penalties, then their price."""
+        devices = list(devices)
+        unserved = float(self.fleet.penalties @ self._missing(self.served(devices)))
+        return round(unserved, 9), self._cost(devices)
 
-    def _served(self, devices: Iterable[PlacedDevice]) -> Array:
+    def served(self, devices: Iterable[PlacedDevice]) -> Array:
+        """Return the requests/s of each model that devices serve."""
         served = np.zeros(len(self.demand))
         for device in devices:
             for mode in device.modes:
@@ -100,102 +149,217 @@ class FleetSearch:
                     served[i] += rate
         return served
 
-    def _related(self, devices: Sequence[PlacedDevice], count: int) -> set[int]:
-        """Return indices of some devices: one that serves little for its price, and others at random or like it."""
-        served = self._served(devices)
-        needed = np.array([self._needed(device, served) for device in devices])
-        weights = 1.0 / (0.05 + needed)
-        first = int(self._rng.choice(len(devices), p=weights / weights.sum()))
-        models = {i for mode in devices[first].modes for i in mode.models}
-        taken = {first}
-        likeness = self._rng.random(len(devices))
-        if self._rng.random() < 0.7:
-            for n, device in enumerate(devices):
-                own = {i for mode in device.modes for i in mode.models}
-                likeness[n] += len(own & models) / max(1, len(own | models))
-        else:
-            likeness += weights / weights.max()
-        for n in np.argsort(-likeness, kind="stable").tolist():
-            own = {i for mode in devices[n].modes for i in mode.models}
-            if len(taken) >= count or len(models | own) > MAX_MODELS:
-                break
-            models |= own
-            taken.add(n)
-        return taken
+    def _missing(self, served: Array) -> Array:
+        missing = np.maximum(self.demand - served, 0.0)
+        missing[missing <= NEAR_ZERO * self.demand] = 0.0
+        return missing
 
-    def _needed(self, device: PlacedDevice, served: Array) -> float:
-        """Return what would be unserved without a device, at its penalty, over its price."""
-        own = np.zeros(len(served))
-        for mode in device.modes:
-            own[list(mode.models)] += mode.rates
-        missing = np.maximum(self.demand - served + own, 0.0) - np.maximum(self.demand - served, 0.0)
-        return float(self.fleet.penalties @ missing) / max(self.fleet.prices[device.kind], 1e-9)
+    def _counted(self, devices: Iterable[PlacedDevice]) -> list[int]:
+        counts = Counter(device.kind for device in devices if device.modes)
+        return [counts[k] for k in range(len(self.fleet.counts))]
+
+    def _cost(self, devices: Iterable[PlacedDevice]) -> float:
+        return self._cost_of(self._counted(devices))
+
+    def _cost_of(self, counts: Sequence[float]) -> float:
+        return sum(price * count for price, count in zip(self.fleet.prices, counts, strict=True))
+
+    def _reached(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
+        """Return devices that serve the demand with this fleet, or with further devices where the search fails."""
+        budget = self.budget.part(FLEET_SHARE)
+        fleet = msgspec.structs.replace(self.fleet, counts=[float(count) for count in counts])
+        starts = [self.resized(devices, counts)]
+        if self._work_of_dive <= MAX_DIVE_SHARE * budget.left():
+            cover = Diver(fleet, self.catalog, self.diver.singles, self.diver.slots, budget).cover(self.demand).cover
+            starts.append(self.resized(self._packed(cover), counts))
+        start = min(starts, key=lambda each: self.shortfall(self.served(each)))
+        found = [device for device in self.improve(start, budget) if device.modes]
+        missing = self._missing(self.served(found))
+        if not missing.any():
+            return found
+        used = self._counted(found)
+        rest = msgspec.structs.replace(
+            self.fleet, counts=[most - own for most, own in zip(self.fleet.counts, used, strict=True)]
+        )
+        completed = Diver(rest, self.catalog, self.diver.singles, self.diver.slots, self.budget).cover(missing).cover
+        return found + self._packed(completed)
+
+    def _packed(self, cover: Cover) -> list[PlacedDevice]:
+        packed = pack_devices(cover.modes, cover.patterns, self.fleet.memory_limits)
+        return [PlacedDevice(kind, None, modes) for kind, modes in packed]
+
+    def resized(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
+        """Return so many devices of each kind: the most valuable ones, and empty ones."""
+        resized = []
+        for k, count in enumerate(counts):
+            own = sorted((device for device in devices if device.kind == k), key=lambda each: -self._worth(each))
+            resized += own[:count] + [PlacedDevice(k, None, ())] * (count - len(own))
+        return resized
+
+    def _worth(self, device: PlacedDevice) -> float:
+        return float(self.prices @ self.served([device]))
+
+    # One fleet.
+
+    def shortfall(self, served: Array) -> float:
+        """Return what is unserved, at the prices of the relaxation."""
+        return float(self.prices @ self._missing(served))
+
+    def improve(self, devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
+        """Return the same number of devices of each kind that leave no more unserved."""
+        best = current = list(devices)
+        served = self.served(current)
+        least = shortfall = self.shortfall(served)
+        value = float(self.prices @ self.demand)
+        count, unchanged = FIRST_DEVICES, 0
+        while least > NO_WASTE * value and budget.left() and len(current) > 1:
+            taken = self._chosen(current, served, min(count, len(current)))
+            found = self._recovered(current, taken, served, shortfall, budget)
+            unchanged += 1
+            if found is not None:
+                new_served = self.served(found)
+                after = self.shortfall(new_served)
+                if after <= max(shortfall, least + MAX_ASTRAY * value * self._rng.random()):
+                    current, served, shortfall = found, new_served, after
+                if after < least * (1 - REL_IMPROVEMENT):
+                    best, least, unchanged = found, after, 0
+            if unchanged >= PATIENCE:
+                if count >= min(MAX_DEVICES, len(best)):
+                    break
+                count, unchanged = count + 1, 0
+        return best
+
+    def _chosen(self, devices: Sequence[PlacedDevice], served: Array, count: int) -> list[int]:
+        """Return indices of some devices: one that wastes much, and others at random, like it or wasting as well."""
+        surplus = self.prices * np.maximum(served - self.demand, 0.0)
+        models = [{i for mode in device.modes for i in mode.models} for device in devices]
+        waste = np.array(
+            [
+                max(0.0, self.values[device.kind] - self._worth(device))
+                + float(surplus[list(own)].sum()) / 3
+                + EVEN_WASTE * self.values[device.kind]
+                for device, own in zip(devices, models, strict=True)
+            ]
+        )
+        if not waste.any():
+            waste[:] = 1.0
+        weights = waste
+        if self._rng.random() < SHORT_PROBABILITY:
+            short = self.prices * self._missing(served)
+            hosts = np.array([float(short[list(own)].sum()) for own in models])
+            weights = hosts if hosts.any() else waste
+        first = int(self._rng.choice(len(devices), p=weights / weights.sum()))
+        likeness = self._rng.random(len(devices))
+        if self._rng.random() < LIKE_PROBABILITY:
+            likeness += [len(own & models[first]) / max(1, len(own | models[first])) for own in models]
+        if self._rng.random() < LIKE_PROBABILITY:
+            likeness += waste / waste.max()
+        likeness[first] = math.inf
+        return sorted(np.argsort(-likeness, kind="stable")[:count].tolist())
 
     def _recovered(
-        self, kept: Sequence[PlacedDevice], old: Sequence[PlacedDevice]
-    ) -> tuple[list[PlacedDevice] | None, bool]:
-        """Return devices that cover what `kept` does not, or None, and whether no better ones exist of these modes."""
-        self.budget.spend(SECONDS_PER_STEP)
-        left = np.maximum(self.demand - self._served(kept), 0.0)
-        left[left <= NEAR_ZERO * self.demand] = 0.0
-        models = np.flatnonzero(left).tolist()
-        if not models:
-            return [], True
-        used = [0] * len(self.fleet.counts)
-        for device in kept:
-            used[device.kind] += 1
-        fleet = msgspec.structs.replace(
-            self.fleet, counts=[count - many for count, many in zip(self.fleet.counts, used, strict=True)]
-        )
-        own = [mode for device in old for mode in device.modes]
-        singles = [mode for mode in own if len(mode.models) == 1 and left[mode.models[0]] > 0]
-        singles += [mode for i in models for mode in self._singles.get(i, ())]
-        diver = Diver(fleet, self.catalog, singles, self.diver.slots, self.budget)
-        pool = diver.pool
-        pool.extend(((mode, 1),) for mode in own)
-        relaxed = self._relaxed(diver, left, models)
-        old_cost = sum(fleet.prices[device.kind] for device in old) + float(
-            fleet.penalties @ np.maximum(left - self._served(old), 0.0)
-        )
-        if relaxed is None or relaxed[0].value >= old_cost * (1 - REL_IMPROVEMENT):
-            return None, True
-        solution, program = relaxed
-        # What costs more than the difference to the relaxation, by its duals, cannot be part of anything cheaper.
-        excess = program.prices_of(solution) - pool.values(solution.demand_duals, left)
-        columns = np.flatnonzero(excess <= old_cost - solution.value)
-        columns = columns[np.argsort(excess[columns], kind="stable")[:MAX_COLUMNS]]
-        cover = diver.solve_integer(np.sort(columns), left, STEP_SHARE)
-        if cover is None:
-            return None, False
-        packed = pack_devices(cover.modes, cover.patterns, fleet.memory_limits)
-        return [PlacedDevice(kind, None, modes) for kind, modes in packed], True
-
-    def _relaxed(self, diver: Diver, left: Array, models: Sequence[int]) -> tuple[CoverSolution, CoverProgram] | None:
-        """Return the solved relaxation over modes of one and two models, and over larger ones that pricing finds."""
-        pool = diver.pool
-        program = CoverProgram(diver.fleet, pool, np.arange(len(pool.columns)), left)
-        solution = diver.relax(program, 1)
-        if solution is None:
+        self, devices: Sequence[PlacedDevice], taken: Sequence[int], served: Array, shortfall: float, budget: WorkBudget
+    ) -> list[PlacedDevice] | None:
+        """Return the devices with those taken covering anew what the others do not; None where that cannot help."""
+        budget.spend(SECONDS_PER_STEP)
+        old = [devices[n] for n in taken]
+        kept = [device for n, device in enumerate(devices) if n not in set(taken)]
+        left = self._missing(served - self.served(old))
+        counts = Counter(device.kind for device in old)
+        least = max(0.0, float(self.prices @ left) - sum(n * float(self.values[k]) for k, n in counts.items()))
+        if shortfall - least <= NO_WASTE * float(self.prices @ self.demand):
             return None
-        pairs = self._near_pairs(pool, program, solution, models)
-        pool.extend(((mode, 1),) for mode in pairs)
-        program.add_improving(solution, MAX_PAIRS)
-        solution = diver.relax(program, 3)
-        return None if solution is None else (solution, program)
+        modes = self._useful_modes(left, old, shortfall - least, budget)
+        if not modes:
+            return None
+        found = self._solved(modes, left, counts, shortfall, budget)
+        return None if found is None else kept + found
 
-    def _near_pairs(
-        self, pool: ColumnPool, program: CoverProgram, solution: CoverSolution, models: Sequence[int]
+    def _useful_modes(
+        self, left: Array, old: Sequence[PlacedDevice], most_waste: float, budget: WorkBudget
     ) -> list[Mode]:
-        """Return modes of two models on the slots where each alone is worth nearly its price."""
-        value = pool.values(solution.demand_duals, program.demand)
-        near = value >= MIN_PAIR_VALUE * program.prices_of(solution)
-        by_slot: dict[int, set[int]] = {}
-        for n in np.flatnonzero(near).tolist():
-            ((mode, _),) = pool.columns[n]
-            by_slot.setdefault(mode.slot, set()).update(i for i in mode.models if program.demand[i] > 0)
-        pairs = []
-        for s, own in sorted(by_slot.items()):
-            for a, b in combinations(sorted(own), 2):
-                self.budget.spend(SECONDS_PER_PAIR)
-                pairs += self.catalog.pair_frontier(s, a, b)
-        return pairs
+        """Return modes of one, two and more models that waste no more of their slot's price than this."""
+        kinds = {device.kind for device in old}
+        wanted = np.flatnonzero(left)
+        own = dict.fromkeys(mode for device in old for mode in device.modes)
+        modes = dict.fromkeys(own)
+        modes |= dict.fromkeys(
+            mode
+            for i in wanted.tolist()
+            for mode in self._singles.get(i, ())
+            if self.fleet.slots[mode.slot].kind in kinds
+        )
+        slots = [s for s in self.diver.slots if self.fleet.slots[s].kind in kinds]
+        least = np.maximum(self.slot_prices - most_waste, 0.0)
+        for s in slots:
+            models = [i for i in self._sharing.get(s, ()) if left[i] > 0]
+            if len(models) > 1:
+                budget.spend(SECONDS_PER_CELL * len(models) ** 2 * self.catalog.options.latency.shape[2] ** 2 / 2)
+                modes |= dict.fromkeys(
+                    self.catalog.best_pairs(s, models, self.prices, left, float(least[s]), MAX_COLUMNS // 4)
+                )
+        if any(len(mode.models) > 2 for mode in own) or self._rng.random() < 0.2:
+            modes |= dict.fromkeys(self.catalog.knapsack_modes(slots, self.prices, left, least))
+        every = list(modes)
+        waste = np.array(
+            [
+                float(self.slot_prices[mode.slot])
+                - sum(self.prices[i] * min(rate, left[i]) for i, rate in zip(mode.models, mode.rates, strict=True))
+                for mode in every
+            ]
+        )
+        waste[: len(own)] = -math.inf
+        near = np.flatnonzero(waste <= most_waste)
+        return [every[n] for n in near[np.argsort(waste[near], kind="stable")[:MAX_COLUMNS]].tolist()]
+
+    def _solved(
+        self,
+        modes: Sequence[Mode],
+        left: Array,
+        counts: Counter[int],
+        shortfall: float,
+        budget: WorkBudget,
+    ) -> list[PlacedDevice] | None:
+        """Return devices that leave less of `left` unserved than the shortfall, of these modes.
+
+        Now and then, the least at other prices, which is a way out of plans that no few devices improve.
+        """
+        models = np.flatnonzero(left)
+        place = {int(i): n for n, i in enumerate(models)}
+        narrow: dict[Mode, Mode] = {}
+        for mode in modes:
+            own = [(place[i], rate) for i, rate in zip(mode.models, mode.rates, strict=True) if i in place]
+            if own:
+                short = msgspec.structs.replace(
+                    mode, models=tuple(i for i, _ in own), rates=tuple(rate for _, rate in own)
+                )
+                narrow.setdefault(short, mode)
+        fleet = msgspec.structs.replace(
+            self.fleet,
+            patterns=[pattern for pattern in self.fleet.patterns if pattern.kind in counts],
+            counts=[float(counts[k]) for k in range(len(self.fleet.counts))],
+            prices=[0.0] * len(self.fleet.counts),
+            penalties=self.prices[models],
+        )
+        astray = self._rng.random() < ASTRAY_PROBABILITY
+        if astray:
+            noise = np.exp(PRICE_NOISE * self._rng.standard_normal(len(models)))
+            fleet = msgspec.structs.replace(fleet, penalties=fleet.penalties * noise)
+        pool = ColumnPool(fleet.slots, fleet.memory_limits, narrow)
+        program = CoverProgram(fleet, pool, np.arange(len(pool.columns)), left[models], integer=True)
+        if not astray:
+            program.limit_unserved(shortfall * (1 - REL_IMPROVEMENT))
+        answer = program.solve(gap=1e-3, nodes=MAX_NODES, looks=MAX_LOOKS, seconds=max(budget.seconds_left(), 0.05))
+        if answer is None:
+            budget.spend(SECONDS_PER_FAILURE)
+            return None
+        budget.spend(answer.work)
+        chosen = [
+            (narrow[column[0][0]], int(many))
+            for column, many in zip(pool.columns, answer.modes.tolist(), strict=True)
+            if many
+        ]
+        patterns = [(each, int(n)) for each, n in zip(fleet.patterns, answer.patterns.tolist(), strict=True) if n]
+        found = self._packed(Cover(chosen, patterns))
+        used = Counter(device.kind for device in found)
+        return found + [PlacedDevice(k, None, ()) for k, n in sorted(counts.items()) for _ in range(n - used[k])]

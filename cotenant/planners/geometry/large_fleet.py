@@ -21,6 +21,7 @@ from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devic
 from cotenant.planners.geometry.diving import NEAR_ZERO, Cover, Diver
 from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
+from cotenant.planners.geometry.program import solve_milp
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
 from cotenant.planners.geometry.small_fleet import MAX_REPAIRS, rescaled_current_plan
 
@@ -34,7 +35,6 @@ MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_INTEGER_COLUMNS = 4000  # modes of one model up to which their integer program is solved as a whole
 MAX_ASSEMBLIES = 4
-PATIENCE = 12  # steps without improvement, and one more for each four devices
 
 
 def solve_large_fleet(
@@ -74,21 +74,38 @@ def _covers(
     penalties = _unserved_cost(context) / demand
     fleet = _fleet(context, context.prices, penalties)
     diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
-    search = FleetSearch(diver, singles, demand, budget)
     least = context.relaxation.value if context.relaxation is not None else 0.0
-    if context.current_devices:
-        start = _completed(context, catalog, diver, demand)
-        yield search.improve(start, least=least, patience=_patience(start) // 4)
+    before = budget.used
     dive = diver.cover(demand)
+    work = budget.used - before
+    if dive.relaxed is None:
+        yield _assembled(context, diver, dive.cover, demand)
+        return
+    relaxed = dive.relaxed.solution
+    search = FleetSearch(diver, singles, demand, relaxed.demand_duals, relaxed.slot_duals, budget, work_of_dive=work)
+
+    def fleet_for(multiple: float) -> Sequence[int] | None:
+        return cheapest_fleet(context, fleet, catalog.with_demand(singles, demand * multiple), demand * multiple)
+
+    if context.current_devices:
+        yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
     starts = [_assembled(context, diver, dive.cover, demand)]
     if len(singles) <= MAX_INTEGER_COLUMNS:
         # One model on each partition: a small program, whose plans are often hard to beat.
         starts.append(
-            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.5), demand)
+            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.3), demand)
         )
-    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
-    start = min(starts, key=search.cost)
-    yield search.improve(start, least=least, patience=_patience(start))
+    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.2), demand))
+    yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
+
+
+def cheapest_fleet(
+    context: PlanningContext, fleet: Fleet, singles: Sequence[Mode], demand: Array
+) -> Sequence[int] | None:
+    """Return the cheapest numbers of devices of which the relaxation serves the demand; None where there are none."""
+    instance = context.instance(maximize_scale=False, rates=demand)
+    whole = solve_milp(instance, context.slots, fleet.patterns, singles, whole_devices=True)
+    return None if whole is None else whole.devices
 
 
 def _unserved_cost(context: PlanningContext) -> float:
@@ -100,10 +117,6 @@ def _unserved_cost(context: PlanningContext) -> float:
         served = sum(count * price for count, price in limited if count < math.inf)
     dearest = max(context.prices)
     return LARGE_FACTOR * served if served > LARGE_COST * dearest else UNSERVED_PENALTY * dearest
-
-
-def _patience(devices: Sequence[PlacedDevice]) -> int:
-    return PATIENCE + len(devices) // 4
 
 
 def _fleet(context: PlanningContext, prices: Sequence[float], penalties: Array) -> Fleet:
@@ -182,11 +195,12 @@ def _largest_scale(
         multiple = (low + 2 * high) / 3
         if multiple < low * SCALE_STEP or not budget.left():
             break
+    counts = [round(count) for count in context.counts]
     while budget.left() and low * SCALE_STEP <= relaxation.value:
         target = demand * low * SCALE_STEP
         diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
-        search = FleetSearch(diver, singles, target, budget)
-        devices = search.improve(best, least=0.0, patience=_patience(best))
+        search = FleetSearch(diver, singles, target, relaxation.demand_duals, relaxation.slot_duals, budget)
+        devices = search.improve(search.resized(best, counts), budget)
         reached = float((_served(devices, len(demand)) / demand).min())
         if reached <= low:
             break

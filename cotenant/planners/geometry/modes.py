@@ -36,6 +36,7 @@ ROUND_LENGTHS = 8  # round lengths tried for larger sets
 MAX_LARGE_SETS = 400  # combinations of slot and three or more models that are tried
 SECONDS_PER_PAIR = 1e-4  # of work, for the modes of two models on a slot
 SECONDS_PER_PAIR_OF_OPTIONS = 6e-8  # and for each two options of them
+MAX_PAIRED_OPTIONS = 32  # of a model, of which every two are paired at once
 MIN_RATE_RATIO = 1.01  # modes of a pair whose rates differ by a smaller factor count as one
 
 
@@ -136,6 +137,40 @@ class ModeCatalog:
         if (s, a, b) not in self._frontiers:
             self._frontiers[s, a, b] = self._pair_frontier(s, a, b)
         return self._frontiers[s, a, b]
+
+    def best_pairs(
+        self, s: int, models: Sequence[int], value: Array, demand: Array, least: float, most: int
+    ) -> list[Mode]:
+        """Return modes of two of these models on a slot that are worth more than `least`, the best first, at most so
+        many: for each option of one model the best of the other. Of more than `MAX_PAIRED_OPTIONS` some are left out.
+
+        value: of a request/s of each model, up to the demand.
+        """
+        options = self.options
+        depth = int((2 * options.latency[s, models] <= self.slo[models, None]).sum(axis=1).max())
+        chosen = np.arange(depth)
+        if depth > MAX_PAIRED_OPTIONS:
+            chosen = np.unique(np.rint(np.geomspace(1, depth, MAX_PAIRED_OPTIONS)).astype(np.int64)) - 1
+        a, b = np.triu_indices(len(models), 1)
+        own = np.array(models)
+        latency, rows, memory = (each[s, own][:, chosen] for each in (options.latency, options.rows, options.memory))
+        slo = self.slo[own] * (1 + ROUNDING_TOLERANCE)
+        latency_a, latency_b = latency[a][:, :, None], latency[b][:, None, :]
+        length = latency_a + latency_b
+        fits = (length + latency_a <= slo[a, None, None]) & (length + latency_b <= slo[b, None, None])
+        fits &= memory[a][:, :, None] + memory[b][:, None, :] <= self.slots[s].memory
+        length = np.where(fits, length, 1.0)
+        worth = (value[own][a, None, None]) * np.minimum(rows[a][:, :, None] / length, demand[own][a, None, None])
+        worth += (value[own][b, None, None]) * np.minimum(rows[b][:, None, :] / length, demand[own][b, None, None])
+        worth[~fits] = -math.inf
+        best = (worth == worth.max(axis=1, keepdims=True)) | (worth == worth.max(axis=2, keepdims=True))
+        at = np.flatnonzero(best & (worth > least))
+        at = at[np.argsort(-worth.ravel()[at], kind="stable")[:most]]
+        pair, first, second = np.unravel_index(at, worth.shape)
+        return [
+            self.mode(s, ((models[a[n]], int(chosen[x])), (models[b[n]], int(chosen[y]))))
+            for n, x, y in zip(pair.tolist(), first.tolist(), second.tolist(), strict=True)
+        ]
 
     def _pair_frontier(self, s: int, a: int, b: int) -> list[Mode]:
         options = self.options

@@ -39,6 +39,7 @@ class MilpInstance(msgspec.Struct, frozen=True):
 
 class MilpSolution(msgspec.Struct, frozen=True):
     """Hold a solution of the program. value: of the objective. bound: proven on it. modes, patterns: how many of each.
+    devices: of each kind, where whole ones are required.
 
     Dual values, in units of the objective: of one request/s of each model, of one partition on each slot, of one more
     device of each kind, and of one device's memory; zeros with whole devices.
@@ -48,6 +49,7 @@ class MilpSolution(msgspec.Struct, frozen=True):
     bound: float
     modes: Array
     patterns: Array
+    devices: tuple[int, ...]
     demand_duals: Array
     slot_duals: Array
     device_duals: Array
@@ -129,6 +131,7 @@ def solve_milp(
         bound=info.mip_dual_bound if whole_devices else info.objective_function_value,
         modes=column_values[at_mode:],
         patterns=column_values[at_cutting:at_mode],
+        devices=tuple(round(count) for count in column_values[1:at_cutting]),
         demand_duals=np.abs(duals[at_model:]),
         slot_duals=np.abs(duals[at_slot:at_model]),
         device_duals=np.abs(duals[:kinds]),

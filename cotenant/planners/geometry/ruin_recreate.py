@@ -28,6 +28,7 @@ KEEP_PROBABILITY = 0.75  # probability of each partition to be kept in such a st
 STEPS_BETWEEN_LOOKS = 20  # at the budget
 SECONDS_PER_STEP = 1.5e-4  # of work
 SECONDS_PER_STEP_AND_ENTRY = 6e-9  # and for each model and mode of the largest slot
+TEMPERATURE = 1e-4  # part of the target by which a step may raise the shortfall, on average, at first
 MAX_SCATTERED = 12.0  # partitions emptied in such a step, on average
 
 
@@ -118,7 +119,9 @@ def ruin_and_recreate(
         before = state.copy()
         state.refill(_ruin(state, rng))
         new_shortfall = state.shortfall()
-        if new_shortfall > shortfall + 1e-12:
+        if new_shortfall > shortfall + TEMPERATURE * state.target * (1 - steps_taken / steps) * -math.log(
+            rng.random() + 1e-12
+        ):
             state.restore(before)
             continue
         shortfall = new_shortfall

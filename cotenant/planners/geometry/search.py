@@ -14,7 +14,7 @@ from cotenant.planners import Problem
 from cotenant.planners.candidates import objective_value, provenance_of, with_proof
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.competitors import ALONE, Competitors
-from cotenant.planners.geometry.context import MAX_DEVICES_TO_TIGHTEN, PlanningContext
+from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup
 from cotenant.planners.geometry.large_fleet import solve_large_fleet
 from cotenant.planners.geometry.modes import ModeCatalog
@@ -26,7 +26,9 @@ from cotenant.planners.geometry.small_fleet import (
 )
 
 MAX_BISECTIONS = 6
+MAX_DEVICES_TO_RAISE = 40  # up to which larger multiples of the rates are planned for in turn
 SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5}  # that they take, for each two models
+SECONDS_PER_COMPETITOR_AND_DEVICE = {"bestfit": 2e-6, "squishy": 2e-6, "elastic-plus": 3e-5}  # and for each two devices
 COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
 MIN_SECONDS = 0.01
 LOCAL_SEARCH_TIMES = 5.0  # as much work as its time limit counts: steps are quicker than they are counted
@@ -57,7 +59,7 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
             incumbent.offer(source, candidate)
             if _reaches_bound(context, incumbent.plan, limit):
                 break
-    if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_TIGHTEN:
+    if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_RAISE:
         _raise_scale(context, incumbent, limit, competitors)
     plan = msgspec.structs.replace(incumbent.plan, bound=limit, provenance=incumbent.provenance())
     return plan if plan.provenance is None else with_proof(plan, infeasible=_proves_infeasible(context, plan))
@@ -215,7 +217,8 @@ def _candidates(
         if n == 0 and not first and context.names:
             context.budget.spend(sum(_competitor_seconds(context, name) for name, _ in quick))
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
-        # On one device integer programs find nothing that ruin and recreate does not.
+        # On one device integer programs find nothing that ruin and recreate does not; of several kinds, cheaper fleets.
+        done = done and (first or len(context.fleet) == 1)
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
         # A small fleet that serves everything has mostly been found by now: half of the work is for equal parts of it.
@@ -240,9 +243,12 @@ def _integer_programs(
 
 
 def _competitor_seconds(context: PlanningContext, name: str) -> float:
-    """Return about how long a quick planner takes: the heuristics of the papers try every model with every other."""
-    pairs = len(context.names) ** 2
-    return pairs * SECONDS_PER_COMPETITOR.get(name, max(SECONDS_PER_COMPETITOR.values()))
+    """Return about how long a quick planner takes: the heuristics of the papers try every model with every other, and
+    every new partition on all devices before it."""
+    models, devices = len(context.names), context.estimated_devices()
+    per_pair = SECONDS_PER_COMPETITOR.get(name, max(SECONDS_PER_COMPETITOR.values()))
+    per_device = SECONDS_PER_COMPETITOR_AND_DEVICE.get(name, max(SECONDS_PER_COMPETITOR_AND_DEVICE.values()))
+    return models**2 * per_pair + devices**2 * per_device
 
 
 def _with_source(source: str, plans: Generator[Plan, None, bool]) -> Generator[tuple[str, Plan], None, bool]:

@@ -1,0 +1,127 @@
+"""Hold the search of fixed fleets, its modes and its choice of fleets against brute force and against its promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.planner_problems import Recipe, problem
+from cotenant.core.plan import Plan
+from cotenant.planners import Problem, geometry
+from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.geometry.competitors import Competitors
+from cotenant.planners.geometry.context import PlanningContext
+from cotenant.planners.geometry.covering import CoverProgram, Fleet
+from cotenant.planners.geometry.diving import Diver
+from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
+from cotenant.planners.geometry.large_fleet import cheapest_fleet
+
+MIXED = Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5)
+
+
+def search_of(asked: Problem, seconds: float = 5.0) -> FleetSearch:
+    """Return the search for the rates of a problem, at the prices of its relaxation."""
+    context = PlanningContext(asked)
+    penalties = 100.0 * max(context.prices) / context.rates
+    fleet = Fleet(context.slots, context.patterns, context.counts, context.prices, context.memory_limits, penalties)
+    budget = WorkBudget(msgspec.structs.replace(asked, time_limit=seconds))
+    diver = Diver(fleet, context.catalog, context.singles, context.usable_slots, budget)
+    relaxed = diver.relax(CoverProgram(fleet, diver.pool, np.arange(len(diver.singles)), context.rates), 8)
+    assert relaxed is not None
+    return FleetSearch(diver, context.singles, context.rates, relaxed.demand_duals, relaxed.slot_duals, budget)
+
+
+def one_mode_each(search: FleetSearch) -> list[PlacedDevice]:
+    """Return a device for each partition that a model needs alone on its largest one: correct, and wasteful."""
+    devices = []
+    for i, rate in enumerate(search.demand.tolist()):
+        mode = max((mode for mode in search.diver.singles if mode.models == (i,)), key=lambda mode: mode.rates[0])
+        kind = search.fleet.slots[mode.slot].kind
+        devices += [PlacedDevice(kind, None, (mode,))] * int(np.ceil(rate / mode.rates[0]))
+    return devices
+
+
+def test_best_pairs_are_worth_what_the_best_of_all_choices_are() -> None:
+    """Every two options of every two models, one after the other: none is worth more, and none is missed."""
+    context = PlanningContext(problem(msgspec.structs.replace(MIXED, models=5)))
+    catalog, options = context.catalog, context.catalog.options
+    value, demand = 1.0 / context.rates, context.rates * np.linspace(0.02, 0.4, len(context.rates))
+    models = list(range(len(context.rates)))
+    compared = 0
+    for s in context.usable_slots:
+        best: dict[tuple[int, ...], float] = {}
+        for a, b in combinations(models, 2):
+            for x in range(options.latency.shape[2]):
+                for y in range(options.latency.shape[2]):
+                    length = options.latency[s, a, x] + options.latency[s, b, y]
+                    late = length + options.latency[s, [a, b], [x, y]] > catalog.slo[[a, b]] * (1 + 1e-9)
+                    if not np.isfinite(length) or late.any():
+                        continue
+                    rates = np.array([options.rows[s, a, x], options.rows[s, b, y]]) / length
+                    worth = float(value[[a, b]] @ np.minimum(rates, demand[[a, b]]))
+                    best[a, b] = max(best.get((a, b), 0.0), worth)
+        found = catalog.best_pairs(s, models, value, demand, 0.0, 10_000)
+        worth_of = [
+            sum(value[i] * min(rate, demand[i]) for i, rate in zip(mode.models, mode.rates, strict=True))
+            for mode in found
+        ]
+        assert worth_of == sorted(worth_of, reverse=True)
+        reached: dict[tuple[int, ...], float] = {}
+        for mode, worth in zip(found, worth_of, strict=True):
+            reached[mode.models] = max(reached.get(mode.models, 0.0), worth)
+        assert reached == pytest.approx(best)
+        compared += len(best)
+        threshold = float(np.median(worth_of)) if worth_of else 0.0
+        above = catalog.best_pairs(s, models, value, demand, threshold, 3)
+        assert [mode.models for mode in above] == [
+            mode.models for mode, worth in zip(found, worth_of, strict=True) if worth > threshold
+        ][:3]
+    assert compared > 10
+
+
+def test_fixed_fleet_serves_more_after_the_search_and_keeps_its_devices() -> None:
+    search = search_of(problem(MIXED))
+    start = search.resized(one_mode_each(search), [4, 4])
+    before = search.shortfall(search.served(start))
+    assert before > 0
+    found = search.improve(start, search.budget)
+    assert Counter(device.kind for device in found) == {0: 4, 1: 4}
+    assert search.shortfall(search.served(found)) < 0.8 * before
+
+
+def test_search_spares_devices_of_a_wasteful_plan_and_still_serves_everything() -> None:
+    search = search_of(problem(MIXED))
+    start = one_mode_each(search)
+    assert search.rank(start)[0] == 0
+    context = PlanningContext(problem(MIXED))
+
+    def fleet_for(multiple: float) -> Sequence[int] | None:
+        return cheapest_fleet(context, search.fleet, context.singles, context.rates * multiple)
+
+    assert context.relaxation is not None
+    found = search.cheaper(start, fleet_for, least=context.relaxation.value)
+    assert (search.served(found) >= search.demand * (1 - 1e-6)).all()
+    assert search.rank(found)[1] < 0.9 * search.rank(start)[1]
+
+
+def test_search_is_the_same_in_every_run() -> None:
+    plans = [geometry.plan(msgspec.structs.replace(problem(MIXED), time_limit=0.3)).devices for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(("devices", "asked"), [(8, True), (2000, False)])
+def test_heuristics_whose_time_grows_with_the_fleet_are_left_out_on_large_ones(devices: int, asked: bool) -> None:
+    made = problem(Recipe(seed=22, models=4, devices=devices, kinds=2, load=0.7))
+    calls = []
+
+    def heuristic(given: Problem) -> Plan:
+        calls.append(given)
+        return Plan(planner="elastic-plus", objective="devices", devices=())
+
+    geometry.feasible(msgspec.structs.replace(made, time_limit=0.5), Competitors(quick={"elastic-plus": heuristic}))
+    assert bool(calls) == asked
