@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 FIRST_DEVICES, MAX_DEVICES = 3, 6  # taken away at a time: to begin with, and after many steps without improvement
 PATIENCE = 40  # steps without improvement at one such number; after as many at the last, the fleet is given up
 MIN_PAIR_VALUE = 0.75  # value over price of a slot's whole partition for a model, from which on it shares one
+MAX_PAIRED_MODELS = 24  # of which every two are paired on a slot: those of most value unserved
 MAX_COLUMNS = 150  # in one integer program
 MAX_NODES = 50
 MAX_LOOKS = 25.0
@@ -293,6 +294,7 @@ class FleetSearch:
         least = np.maximum(self.slot_prices - most_waste, 0.0)
         for s in slots:
             models = [i for i in self._sharing.get(s, ()) if left[i] > 0]
+            models = sorted(models, key=lambda i: -self.prices[i] * left[i])[:MAX_PAIRED_MODELS]
             if len(models) > 1:
                 budget.spend(SECONDS_PER_CELL * len(models) ** 2 * self.catalog.options.latency.shape[2] ** 2 / 2)
                 modes |= dict.fromkeys(

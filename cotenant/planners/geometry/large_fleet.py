@@ -38,16 +38,22 @@ MAX_ASSEMBLIES = 4
 
 
 def solve_large_fleet(
-    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, *, maximize_scale: bool
+    context: PlanningContext,
+    catalog: ModeCatalog,
+    budget: WorkBudget,
+    fleet_search: WorkBudget,
+    *,
+    maximize_scale: bool,
 ) -> Generator[Plan, None, bool]:
     """Yield plans; where models come short of what was planned under interference, plan again with more demand.
 
-    maximize_scale: plan for the largest multiple of the rates. Returns whether no model came short.
+    fleet_search: budget for sparing devices. maximize_scale: plan for the largest multiple of the rates. Returns
+    whether no model came short.
     """
     demand = context.rates.copy()
     for _ in range(MAX_REPAIRS):
         multipliers = None
-        for devices in _covers(context, catalog, demand, budget, maximize_scale=maximize_scale):
+        for devices in _covers(context, catalog, demand, budget, fleet_search, maximize_scale=maximize_scale):
             plan = fitted_plan(context, catalog, _grouped(context, devices))
             yield plan
             multipliers = demand_multipliers(context, plan)
@@ -64,12 +70,18 @@ def solve_large_fleet(
 
 
 def _covers(
-    context: PlanningContext, catalog: ModeCatalog, demand: Array, budget: WorkBudget, *, maximize_scale: bool
+    context: PlanningContext,
+    catalog: ModeCatalog,
+    demand: Array,
+    budget: WorkBudget,
+    fleet_search: WorkBudget,
+    *,
+    maximize_scale: bool,
 ) -> Generator[list[PlacedDevice], None, None]:
     """Yield devices that serve the demand, or its largest multiple: changed from the current plan, and made anew."""
     singles = context.planning_modes(catalog)
     if maximize_scale:
-        yield _largest_scale(context, catalog, singles, demand, budget)
+        yield _largest_scale(context, catalog, singles, demand, budget, fleet_search)
         return
     penalties = _unserved_cost(context) / demand
     fleet = _fleet(context, context.prices, penalties)
@@ -82,7 +94,9 @@ def _covers(
         yield _assembled(context, diver, dive.cover, demand)
         return
     relaxed = dive.relaxed.solution
-    search = FleetSearch(diver, singles, demand, relaxed.demand_duals, relaxed.slot_duals, budget, work_of_dive=work)
+    search = FleetSearch(
+        diver, singles, demand, relaxed.demand_duals, relaxed.slot_duals, fleet_search, work_of_dive=work
+    )
 
     def fleet_for(multiple: float) -> Sequence[int] | None:
         return cheapest_fleet(context, fleet, catalog.with_demand(singles, demand * multiple), demand * multiple)
@@ -174,7 +188,12 @@ def _without(diver: Diver, used: Counter[int]) -> Diver:
 
 
 def _largest_scale(
-    context: PlanningContext, catalog: ModeCatalog, singles: Sequence[Mode], demand: Array, budget: WorkBudget
+    context: PlanningContext,
+    catalog: ModeCatalog,
+    singles: Sequence[Mode],
+    demand: Array,
+    budget: WorkBudget,
+    fleet_search: WorkBudget,
 ) -> list[PlacedDevice]:
     """Return devices that serve the largest multiple of the demand that was found."""
     relaxation = context.solve_relaxation(context.instance(maximize_scale=True, rates=demand), singles)
@@ -196,11 +215,11 @@ def _largest_scale(
         if multiple < low * SCALE_STEP or not budget.left():
             break
     counts = [round(count) for count in context.counts]
-    while budget.left() and low * SCALE_STEP <= relaxation.value:
+    while fleet_search.left() and low * SCALE_STEP <= relaxation.value:
         target = demand * low * SCALE_STEP
         diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
-        search = FleetSearch(diver, singles, target, relaxation.demand_duals, relaxation.slot_duals, budget)
-        devices = search.improve(search.resized(best, counts), budget)
+        search = FleetSearch(diver, singles, target, relaxation.demand_duals, relaxation.slot_duals, fleet_search)
+        devices = search.improve(search.resized(best, counts), fleet_search)
         reached = float((_served(devices, len(demand)) / demand).min())
         if reached <= low:
             break

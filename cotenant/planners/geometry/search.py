@@ -31,6 +31,7 @@ SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5
 SECONDS_PER_COMPETITOR_AND_DEVICE = {"bestfit": 2e-6, "squishy": 2e-6, "elastic-plus": 3e-5}  # and for each two devices
 COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
 MIN_SECONDS = 0.01
+FLEET_SEARCH_TIMES = 1.5  # as much work for sparing devices as for all the rest
 LOCAL_SEARCH_TIMES = 5.0  # as much work as its time limit counts: steps are quicker than they are counted
 
 # Names of the sources of plans.
@@ -209,6 +210,7 @@ def _candidates(
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
     # Of its own: on small fleets it is what mostly finds the best plan.
     local_search = WorkBudget(problem, times=LOCAL_SEARCH_TIMES)
+    fleet_search = WorkBudget(problem, times=FLEET_SEARCH_TIMES)
     for n, catalog in enumerate(context.catalogs):
         budget = context.budget.part(1 / (len(context.catalogs) - n))
         done = small and (
@@ -222,24 +224,31 @@ def _candidates(
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
         # A small fleet that serves everything has mostly been found by now: half of the work is for equal parts of it.
-        yield from _integer_programs(context, catalog, budget, budget.part(0.5) if small else budget, first=first)
+        budgets = budget, budget.part(0.5) if small else budget, fleet_search.part(1 / (len(context.catalogs) - n))
+        yield from _integer_programs(context, catalog, *budgets, first=first)
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
         yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
 
 
 def _integer_programs(
-    context: PlanningContext, catalog: ModeCatalog, budget: WorkBudget, for_all: WorkBudget, *, first: bool
+    context: PlanningContext,
+    catalog: ModeCatalog,
+    budget: WorkBudget,
+    for_all: WorkBudget,
+    fleet_search: WorkBudget,
+    *,
+    first: bool,
 ) -> Generator[tuple[str, Plan], None, None]:
     """Yield plans for the rates and, where not all are served and some plan is wanted, for equal parts of them.
-    for_all: what of the budget may go into plans for all rates."""
+    for_all: what of the budget may go into plans for all rates. fleet_search: for sparing devices."""
     served = context.relaxation is not None and (
         yield from _with_source(
-            PROGRAM, solve_large_fleet(context, catalog, for_all, maximize_scale=context.maximize_scale)
+            PROGRAM, solve_large_fleet(context, catalog, for_all, fleet_search, maximize_scale=context.maximize_scale)
         )
     )
     if not served and not context.maximize_scale and not first and (context.relaxation is None or budget.left()):
-        yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, budget, maximize_scale=True))
+        yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, budget, fleet_search, maximize_scale=True))
 
 
 def _competitor_seconds(context: PlanningContext, name: str) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.model import Kind, Model
 from cotenant.planners import Problem, geometry
-from cotenant.planners.geometry import search
+from cotenant.planners.geometry import bounding, search
 from cotenant.planners.geometry.context import PlanningContext
 from tests.planners.geometry.test_search import brute_force_scale, tiny
 from tests.planners.problems import linear
@@ -82,3 +82,11 @@ def test_cost_bound_of_two_kinds_equals_cheapest_fleet() -> None:
     assert plan.cost_per_hour == pytest.approx(4.8)
     assert plan.bound == pytest.approx(4.8)
     assert np.isclose(PlanningContext(problem).bound() or 0.0, 4.8)
+
+
+def test_one_relaxation_at_the_prices_of_devices_excludes_every_cheaper_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three models that each take half a device or more: the relaxation fits them into two devices, no plan does."""
+    most_of_a_whole = max(mode.rates[0] for mode in PlanningContext(halves(None, 1.0)).singles)
+    asked = halves(None, 0.5 * most_of_a_whole, price=2.5)
+    monkeypatch.setattr(bounding, "MAX_TRIALS", 1)
+    assert PlanningContext(asked).bound() == pytest.approx(7.5)
