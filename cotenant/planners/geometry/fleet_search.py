@@ -36,7 +36,10 @@ MAX_COLUMNS = 150  # in one integer program
 MAX_NODES = 50
 MAX_LOOKS = 25.0
 NO_WASTE = 1e-9  # part of a fleet's value unserved that counts as none
-FLEET_SHARE = 0.7  # of the time left that one fleet may take
+FLEET_SHARE = 0.5  # of the time left that one fleet may take
+NEXT_SLACK = (
+    0.7  # where between the most slack that failed and the least that sufficed: success is quicker than failure
+)
 MAX_DIVE_SHARE = 0.3  # of the time left, which a second start may take
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
 SECONDS_PER_FLEET = 5e-3  # of work, to choose one
@@ -46,9 +49,9 @@ ASTRAY_PROBABILITY = 0.2  # of a step at other prices, whose plan may leave a li
 PRICE_NOISE = 0.3  # of those, standard deviation of the logarithm
 MAX_ASTRAY = 3e-4  # part of the demand's value that such a step may add to what is unserved
 REL_IMPROVEMENT = 1e-4  # of what is unserved, that a step has to bring
-SECONDS_PER_FAILURE = 4e-3  # of work, for an integer program without a solution
+SECONDS_PER_FAILURE = 3e-3  # of work, for an integer program without a solution
 EVEN_WASTE = 0.05  # part of a device's value that is added to its waste, so that each is taken at times
-SECONDS_PER_STEP = 3e-3  # of work, besides integer programs
+SECONDS_PER_STEP = 2e-3  # of work, besides integer programs
 SECONDS_PER_CELL = 2e-8  # and for each two options of two models
 
 
@@ -117,8 +120,9 @@ class FleetSearch:
             return best
         failed, enough = 0.0, self._cost(best) / least - 1
         tried: set[tuple[int, ...]] = set()
+        nearest: list[PlacedDevice] | None = None  # of the fleets that still leave something unserved
         while enough - failed > MIN_SLACK and self.budget.left() and self._cost(best) > least * (1 + 1e-9):
-            slack = (failed + enough) / 2
+            slack = failed + NEXT_SLACK * (enough - failed)
             self.budget.spend(SECONDS_PER_FLEET)
             counts = fleet_for(1 + slack)
             if counts is None or self._cost_of(counts) >= self._cost(best) * (1 - 1e-9):
@@ -128,11 +132,15 @@ class FleetSearch:
                 failed = slack
                 continue
             tried.add(tuple(counts))
-            best = min([best, self._reached(best, counts)], key=self.rank)
+            found = self._started(best, counts)
+            best = min([best, self._completed(found)], key=self.rank)
             if self._cost(best) <= self._cost_of(counts) * (1 + 1e-9):
                 enough = slack
             else:
                 failed = slack
+                nearest = min([found, *([] if nearest is None else [nearest])], key=self._shortfall_of)
+        if nearest is not None and self._cost(nearest) < self._cost(best) * (1 - 1e-9):
+            best = min([best, self._completed(self.improve(nearest, self.budget))], key=self.rank)
         return best
 
     def rank(self, devices: Iterable[PlacedDevice]) -> tuple[float, float]:
@@ -165,16 +173,19 @@ class FleetSearch:
     def _cost_of(self, counts: Sequence[float]) -> float:
         return sum(price * count for price, count in zip(self.fleet.prices, counts, strict=True))
 
-    def _reached(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
-        """Return devices that serve the demand with this fleet, or with further devices where the search fails."""
+    def _started(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
+        """Return this fleet after a part of the search, from the better of these devices and of others made anew."""
         budget = self.budget.part(FLEET_SHARE)
-        fleet = msgspec.structs.replace(self.fleet, counts=[float(count) for count in counts])
         starts = [self.resized(devices, counts)]
         if self._work_of_dive <= MAX_DIVE_SHARE * budget.left():
+            fleet = msgspec.structs.replace(self.fleet, counts=[float(count) for count in counts])
             cover = Diver(fleet, self.catalog, self.diver.singles, self.diver.slots, budget).cover(self.demand).cover
             starts.append(self.resized(self._packed(cover), counts))
-        start = min(starts, key=lambda each: self.shortfall(self.served(each)))
-        found = [device for device in self.improve(start, budget) if device.modes]
+        return self.improve(min(starts, key=self._shortfall_of), budget)
+
+    def _completed(self, devices: Sequence[PlacedDevice]) -> list[PlacedDevice]:
+        """Return the devices with further ones for what they leave unserved."""
+        found = [device for device in devices if device.modes]
         missing = self._missing(self.served(found))
         if not missing.any():
             return found
@@ -182,8 +193,8 @@ class FleetSearch:
         rest = msgspec.structs.replace(
             self.fleet, counts=[most - own for most, own in zip(self.fleet.counts, used, strict=True)]
         )
-        completed = Diver(rest, self.catalog, self.diver.singles, self.diver.slots, self.budget).cover(missing).cover
-        return found + self._packed(completed)
+        cover = Diver(rest, self.catalog, self.diver.singles, self.diver.slots, self.budget).cover(missing).cover
+        return found + self._packed(cover)
 
     def _packed(self, cover: Cover) -> list[PlacedDevice]:
         packed = pack_devices(cover.modes, cover.patterns, self.fleet.memory_limits)
@@ -201,6 +212,9 @@ class FleetSearch:
         return float(self.prices @ self.served([device]))
 
     # One fleet.
+
+    def _shortfall_of(self, devices: Sequence[PlacedDevice]) -> float:
+        return self.shortfall(self.served(devices))
 
     def shortfall(self, served: Array) -> float:
         """Return what is unserved, at the prices of the relaxation."""
@@ -267,10 +281,12 @@ class FleetSearch:
         kept = [device for n, device in enumerate(devices) if n not in set(taken)]
         left = self._missing(served - self.served(old))
         counts = Counter(device.kind for device in old)
-        least = max(0.0, float(self.prices @ left) - sum(n * float(self.values[k]) for k, n in counts.items()))
-        if shortfall - least <= NO_WASTE * float(self.prices @ self.demand):
+        value = sum(n * float(self.values[k]) for k, n in counts.items())
+        # These devices cover what is left but for the shortfall: of their value, the rest is what they waste.
+        waste = shortfall + value - float(self.prices @ left)
+        if waste <= NO_WASTE * float(self.prices @ self.demand):
             return None
-        modes = self._useful_modes(left, old, shortfall - least, budget)
+        modes = self._useful_modes(left, old, waste, budget)
         if not modes:
             return None
         found = self._solved(modes, left, counts, shortfall, budget)
