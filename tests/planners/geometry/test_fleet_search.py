@@ -24,7 +24,7 @@ from cotenant.planners.geometry.large_fleet import cheapest_fleet
 MIXED = Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5)
 
 
-def search_of(asked: Problem, seconds: float = 5.0) -> FleetSearch:
+def search_of(asked: Problem, seconds: float = 0.5) -> FleetSearch:
     """Return the search for the rates of a problem, at the prices of its relaxation."""
     context = PlanningContext(asked)
     penalties = 100.0 * max(context.prices) / context.rates
