@@ -110,15 +110,16 @@ class Sac:
         entropy = options.target_entropy
         self.target_entropy = float(-np.log(1 + outputs)) if entropy is None else entropy
         self._optimizers = {
-            "critics": torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, foreach=True),
-            "actor": torch.optim.Adam(self.actor.parameters(), lr=options.learning_rate, foreach=True),
+            "critics": torch.optim.Adam(self.critics.parameters(), lr=options.learning_rate, fused=True),
+            "actor": torch.optim.Adam(self.actor.parameters(), lr=options.learning_rate, fused=True),
             "temperature": torch.optim.Adam([self.log_temperature], lr=options.learning_rate),
         }
         widest = max(heads)
         edges = np.cumsum((0, *heads))
         # Outputs by head and choice; heads with fewer choices than the widest repeat an output, which is masked.
         columns = np.minimum(np.arange(widest)[None, :], np.array(heads)[:, None] - 1) + edges[:-1, None]
-        self._columns = torch.tensor(columns)
+        self._columns = torch.tensor(columns.ravel())
+        self._first = torch.tensor(edges[:-1])
         self._exists = torch.tensor(np.arange(widest)[None, :] < np.array(heads)[:, None])
 
     @property
@@ -144,7 +145,7 @@ class Sac:
 
     def by_head(self, outputs: Tensor) -> Tensor:
         """Return outputs by head and choice, as the last two dimensions."""
-        return outputs[..., self._columns]
+        return outputs.index_select(-1, self._columns).unflatten(-1, self._exists.shape)
 
     def critic_loss(self, batch: Batch) -> Tensor:
         """Return equation 6: half of the mean squared error of both critics, summed over heads."""
@@ -155,9 +156,9 @@ class Sac:
                 values = values - self.log_temperature.exp() * logs
             following = (probabilities * values).sum(dim=-1)
             target = batch.rewards[:, None] + self.options.discount * (1 - batch.done)[:, None] * following
-        values = self.by_head(self.critics(batch.states))
-        index = batch.actions[None, :, :, None].expand(2, *batch.actions.shape, 1)
-        error = values.gather(-1, index)[..., 0] - target
+        values = self.critics(batch.states)
+        columns = self._first + batch.actions
+        error = values.gather(-1, columns.expand(2, *columns.shape)) - target
         return 0.5 * error.square().mean(dim=1).sum()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
