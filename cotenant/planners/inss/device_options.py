@@ -236,14 +236,26 @@ def _options(
                     made[filling] = built
                 else:
                     filling = filling[:-1]
-        partitions += made.values()
-        kinds += [index] * len(made)
+        kept = _undominated(tuple(made.values()), names)
+        partitions += kept
+        kinds += [index] * len(kept)
         sizes = np.maximum(sizes, _sustained(problem, kind, (kind.cuts[-1],))[:, 0])
     capacities = np.array([capacities_of(each, names) for each in partitions]).reshape(-1, len(models))
     sizes = np.maximum(sizes, capacities.max(axis=0, initial=0.0))
     return Options(
         tuple(partitions), np.array(kinds, dtype=np.int64), capacities, np.array([len(p) for p in partitions]), sizes
     )
+
+
+def _undominated(options: Sequence[tuple[Partition, ...]], names: Sequence[str]) -> list[tuple[Partition, ...]]:
+    """Return the options of a kind of which no other sustains as much of every model, and more of one."""
+    capacities = np.array([capacities_of(each, names) for each in options]).reshape(-1, len(names))
+    kept = []
+    for option, own in zip(options, capacities, strict=True):
+        as_much = capacities[(capacities >= own).all(axis=1)]
+        if not (as_much > own).any():
+            kept.append(option)
+    return kept
 
 
 def _sustained(problem: Problem, kind: Kind, cuts: Sequence[int]) -> Floats:

@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from cotenant.planners.inss.device_options import Floats, Ints, Options
 
 DEVICES, EACH = 8, 6  # devices of which moves are offered, and moves of each
 CHOICES = DEVICES * EACH
 MOST_MOVES = 10  # of an episode
+# Moves of two devices at once: devices of which pairs are tried, options of the first of a pair, and the part of what
+# is unserved that such a move must serve.
+PAIRED, SHORTLIST, GAINED = 4, 8, 1e-4
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
 SERVED = 1e-9  # of all requests/s, unserved at most where all are served
 
+Singles = NDArray[np.float32]
 FEATURES = (
     "unserved_before", "unserved_after", "largest_unserved_after", "models_short_after", "work_short_before",
     "work_short_after", "work_idle_after", "work_needed_least", "work_needed_second", "work_of_device_before",
@@ -72,20 +78,23 @@ class DeviceStates:
     def moves(self, *, idle: bool = False) -> Moves:
         """Return the moves that serve most at once. idle: of devices that are not in use alone."""
         total = self.capacities.sum(axis=0)
+        offered = [device for device in self._offered(total) if not (idle and self.capacities[device].any())]
         devices, picked, lacking = [], [], []
-        for device in self._offered(total):
-            if idle and self.capacities[device].any():
+        for kind in sorted(set(self.kinds[offered].tolist())):
+            own = [device for device in offered if self.kinds[device] == kind]
+            first, capacities = self.options.of_kind(kind)
+            count = min(EACH, capacities.shape[1])
+            if not count:
                 continue
-            first, capacities = self.options.of_kind(int(self.kinds[device]))
-            needed = (self.rates - total + self.capacities[device]).astype(np.float32)
-            unserved = np.maximum(needed[:, None] - capacities, 0.0).sum(axis=0)
-            count = min(EACH, len(unserved))
-            best = np.argpartition(unserved, count - 1)[:count].tolist() if count else []
-            for option in best:
-                if self._new(device, first + option):
-                    devices.append(device)
-                    picked.append(first + option)
-                    lacking.append(float(unserved[option]))
+            needed = np.maximum(0.0, self.rates - total + self.capacities[own]).astype(np.float32)
+            unserved = needed.sum(axis=1)[:, None] - served_of(needed.T, capacities)
+            best = np.argpartition(unserved, count - 1, axis=1)[:, :count]
+            for row, device in enumerate(own):
+                for option in best[row].tolist():
+                    if self._new(device, first + option):
+                        devices.append(device)
+                        picked.append(first + option)
+                        lacking.append(float(unserved[row, option]))
         order = np.argsort(lacking, kind="stable")
         return Moves(np.array(devices, dtype=np.int64)[order], np.array(picked, dtype=np.int64)[order])
 
@@ -142,6 +151,32 @@ class DeviceStates:
             reward -= STARTING
         return reward
 
+    def in_use(self, most: int) -> list[int]:
+        """Return at most so many of the devices in use, those that are needed least."""
+        needed = self._needed(self.capacities.sum(axis=0)[None], self.capacities[None])[0]
+        needed[self.capacities.sum(axis=1) == 0] = np.inf
+        order = np.argsort(needed, kind="stable")
+        return sorted(order[np.isfinite(needed[order])][:most].tolist())
+
+    def best_pair(self, first: int, second: int) -> tuple[float, tuple[int, int]]:
+        """Return the part of all requests/s that is unserved at least once two devices have other options, and these.
+
+        Of the first device only the options that serve most work are looked at, of the second all.
+        """
+        others = self.capacities.sum(axis=0) - self.capacities[first] - self.capacities[second]
+        needed = np.maximum(0.0, self.rates - others).astype(np.float32)
+        start, capacities = self.options.of_kind(int(self.kinds[first]))
+        second_start, of_second = self.options.of_kind(int(self.kinds[second]))
+        if not capacities.size or not of_second.size:
+            return 1.0, (-1, -1)
+        work = self._of_work.astype(np.float32) @ np.minimum(needed[:, None], capacities)
+        count = min(SHORTLIST, len(work))
+        chosen = np.argpartition(-work, count - 1)[:count]
+        left = np.maximum(0.0, needed[:, None] - capacities[:, chosen])
+        unserved = left.sum(axis=0)[:, None] - served_of(left, of_second)
+        row, column = divmod(int(unserved.argmin()), unserved.shape[1])
+        return float(unserved[row, column]) / self._asked, (start + int(chosen[row]), second_start + column)
+
     def _potential(self) -> float:
         return -math.log(self.unserved + SMALL)
 
@@ -185,6 +220,37 @@ def moved_by_gain(states: DeviceStates, most: int, *, idle: bool = False) -> Dev
         states.make(int(moves.device[0]), int(moves.option[0]))
         best = min(best, states.copy(), key=lambda each: each.unserved)
     return best
+
+
+def moved_by_pairs(states: DeviceStates, sweeps: int) -> DeviceStates:
+    """Return the state after moves of two devices at once, each the one of its pair that leaves least unserved.
+
+    Where a device alone has no better option, two often have. Tried are pairs of the devices in use that are needed
+    least, until none of them serves more.
+    """
+    states = states.copy()
+    fruitless: set[tuple[int, int]] = set()  # pairs that were tried since the last move
+    for _ in range(sweeps):
+        for pair in combinations(states.in_use(PAIRED), 2):
+            if states.served:
+                return states
+            if pair in fruitless:
+                continue
+            unserved, options = states.best_pair(*pair)
+            if unserved < states.unserved * (1 - GAINED):
+                for device, option in zip(pair, options, strict=True):
+                    states.make(device, option)
+                fruitless.clear()
+            fruitless.add(pair)
+    return states
+
+
+def served_of(needed: Singles, capacities: Singles) -> Singles:
+    """Return the requests/s that options serve of some needs, by need and option. needed, capacities: by model, and
+    need or option."""
+    served = np.minimum(needed[:, :, None], capacities[:, None]).reshape(len(needed), -1)
+    # A product with ones adds up faster than a sum over the first dimension.
+    return (np.ones(len(needed), dtype=np.float32) @ served).reshape(needed.shape[1], -1)
 
 
 def _magnified(part: Floats | float) -> Floats:

@@ -3,8 +3,8 @@
 1. Without a plan in force, or without a policy, geometry plans.
 2. Where the devices of the plan in force sustain the rates, with other batches at most, they stay as they are.
 3. Else the policy makes some moves (moves.py), each of which gives a device another of the options that are prepared
-   for the problem (device_options.py), and from the best state on its way further moves follow that serve most at once,
-   until the rates are served. The state that leaves least unserved is the plan.
+   for the problem (device_options.py). From the best state on its way pairs of devices get other options as long as that
+   serves more, and devices are opened while rates are unserved.
 
 InSS places each model on one device, which leaves rates beyond that unserved; options know no such limit, and hold
 their targets under the interference of the problem. What `check` finds is never returned: the plan in force is then
@@ -26,16 +26,16 @@ from cotenant.planners import geometry
 from cotenant.planners.capacity import PartitionDraft, partitions_with_batches, with_totals
 from cotenant.planners.check import check
 from cotenant.planners.inss.device_options import capacities_of, options_of, partitions_in_force
-from cotenant.planners.inss.moves import FEATURES, DeviceStates, moved_by_gain
+from cotenant.planners.inss.moves import FEATURES, DeviceStates, moved_by_gain, moved_by_pairs
 from cotenant.planners.local_search import rebatched_plan
 from cotenant.planners.policy import Policy
 from cotenant.planners.problem import Problem
 from cotenant.planners.rates import rescaled_plan
 
 OPEN = 4  # devices of a kind that may be opened at once
-# Moves by the policy, and by gain after them. The policy sees further, but the last percent is a matter of sums: four
-# and six leave less unserved than ten of either.
-BY_POLICY, BY_GAIN = 4, 6
+# Moves by the policy, and after them sweeps over pairs of devices, which the last percent needs; where one device is in
+# use, moves by gain.
+BY_POLICY, SWEEPS, BY_GAIN = 2, 2, 6
 
 
 def plan(problem: Problem) -> Plan:
@@ -113,9 +113,8 @@ def _start(problem: Problem, slots: Sequence[_Slot]) -> DeviceStates:
 
 
 def _moved(states: DeviceStates, policy: Policy) -> list[int]:
-    """Return the option of each device, -1 where it stays, in the state with least unserved on the way: of the policy's
-    likeliest moves, then from there of those that serve most at once, and then of opening devices, where that is left.
-    """
+    """Return the option of each device, -1 where it stays, after the policy's likeliest moves as far as they serve more,
+    moves of two devices at once, and then of devices that are not in use, where rates are left."""
     best = states.copy()
     for _ in range(BY_POLICY):
         moves = states.moves()
@@ -125,7 +124,7 @@ def _moved(states: DeviceStates, policy: Policy) -> list[int]:
         states.make(int(moves.device[choice]), int(moves.option[choice]))
         if states.unserved < best.unserved:
             best = states.copy()
-    best = moved_by_gain(best, BY_GAIN)
+    best = moved_by_pairs(best, SWEEPS) if len(best.in_use(2)) > 1 else moved_by_gain(best, BY_GAIN)
     return moved_by_gain(best, len(best.kinds), idle=True).chosen
 
 

@@ -12,14 +12,16 @@ from cotenant.core.plan import Device, Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import latency_curve, max_throughput_batch, with_totals
 from cotenant.planners.check import check
+from cotenant.planners.inss import moves as moves_module
 from cotenant.planners.inss.device_options import (
     MAX_PATTERNS,
+    Options,
     capacities_of,
     cutting_patterns,
     options_of,
     sustained_partitions,
 )
-from cotenant.planners.inss.moves import FEATURES, DeviceStates
+from cotenant.planners.inss.moves import FEATURES, DeviceStates, moved_by_gain, moved_by_pairs
 from cotenant.predictors import ConstantMargin
 from tests.planners.inss.cases import TENTHS, two_devices
 
@@ -133,3 +135,43 @@ def test_all_is_served_after_the_right_moves() -> None:
         moves = made.moves()
         made.make(int(moves.device[0]), int(moves.option[0]))
     assert (made.capacities.sum(axis=0) >= made.rates * (1 - 1e-9)).all()
+
+
+def test_no_option_sustains_as_much_of_every_model_as_another_and_more() -> None:
+    capacities = options_of(two_devices(rates=(1.0, 1.0, 1.0))).capacities
+    assert len(capacities) > 10
+    for own in capacities:
+        as_much = capacities[(capacities >= own).all(axis=1)]
+        assert not (as_much > own).any()
+
+
+def test_best_pair_is_the_best_of_all_pairs_where_every_option_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = two_devices(rates=(900.0, 300.0, 500.0))
+    options = options_of(problem)
+    monkeypatch.setattr(moves_module, "SHORTLIST", len(options.capacities))
+    rates = np.array([900.0, 300.0, 500.0])
+    states = DeviceStates(options, rates, [0, 0], np.zeros((2, 3)))
+    unserved, (first, second) = states.best_pair(0, 1)
+    both = options.capacities[:, None] + options.capacities[None]
+    expected = np.maximum(0.0, rates - both).sum(axis=2).min() / rates.sum()
+    assert unserved == pytest.approx(expected, abs=1e-5)
+    states.make(0, first)
+    states.make(1, second)
+    assert states.unserved == pytest.approx(expected, abs=1e-5)
+
+
+def test_pairs_serve_more_where_no_single_device_does() -> None:
+    # Either move alone serves no more than before; both at once serve all.
+    options = Options(
+        ((), (), (), ()),
+        np.zeros(4, dtype=np.int64),
+        np.array([[8.0, 0.0], [0.0, 8.0], [6.0, 4.0], [4.0, 6.0]]),
+        np.ones(4, dtype=np.int64),
+        np.array([8.0, 8.0]),
+    )
+    states = DeviceStates(options, np.array([10.0, 10.0]), [0, 0], options.capacities[:2])
+    assert moved_by_gain(states, 1).unserved == pytest.approx(states.unserved) == pytest.approx(0.2)
+    moved = moved_by_pairs(states, 2)
+    assert moved.served
+    assert sorted(moved.chosen) == [2, 3]
+    assert states.chosen == [-1, -1]
