@@ -61,7 +61,7 @@ def characterise(
         ),
     ] = None,
     loadgen: Annotated[
-        bool, typer.Option("--loadgen", help="Have MLPerf's own LoadGen send the queries; needs cotenant[loadgen].")
+        bool, typer.Option("--loadgen", help="Have MLPerf's own LoadGen send the queries; needs cotenant\\[loadgen].")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Run everything again.")] = False,
     json: Json = False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,14 +21,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from cotenant.cli.output import StepProgress, console, print_written, progress_bars, show_json
-from cotenant.errors import ConfigError
+from cotenant.cli.reproduced import ReproducedFigures, cells_table
+from cotenant.errors import ConfigError, CotenantError
 from cotenant.render.table import table
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help="Experiments, such as gpulet/fig16. Default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Experiments, such as gpulet/fig16, or papers, such as thesis. Default: all."),
+    ] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="List the papers' figures with their state, and the experiments, and exit.")
     ] = False,
@@ -38,6 +43,15 @@ def reproduce(
     full: Annotated[bool, typer.Option("--full", help="Run all scenarios, also with slow planners.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes to use.")] = 2,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw each figure into this folder, as SVG.")] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            metavar="FOLDER",
+            help="Keep each result and figure in this folder, go on from there, and write report.html into it. Default "
+            "for one paper: reproduced/PAPER.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -46,32 +60,75 @@ def reproduce(
     if listed:
         show_catalogue(known, json=json)
         return
-    for name in names or ():
-        if name not in known:
-            raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}")
-    parallel, results = experiment_module("parallel"), {}
-    for name in names or known:
-        experiment = experiment_module(name)
-        with progress_bars(name) as progress:
-            rows = experiment.run(
-                parallel.Options(
-                    seed=seed,
-                    profiles=tuple(profiles or ()),
-                    every=every,
-                    full=full,
-                    jobs=jobs,
-                    progress=StepProgress(progress),
-                )
-            )
-        results[name] = rows
-        if plot is not None:
-            path = plot / f"{name.replace('/', '-')}.svg"
-            experiment.plot(rows, path)
-            print_written(path)
-        if not json:
-            console.print(rows_table(experiment.TITLE, rows))
+    wanted = _wanted(names or (), known)
+    if results is None and names and len(names) == 1 and names[0] not in known:
+        results = Path("reproduced", names[0])
+    options = experiment_module("parallel").Options(
+        seed=seed, profiles=tuple(profiles or ()), every=every, full=full, jobs=jobs
+    )
+    if results is not None:
+        made = _kept_results(wanted, options, results, json=json)
+    else:
+        made = {}
+        for name in wanted:
+            with progress_bars(name) as progress:
+                rows = experiment_module(name).run(msgspec.structs.replace(options, progress=StepProgress(progress)))
+            made[name] = rows
+            if plot is not None:
+                _plotted(name, rows, plot)
+            if not json:
+                console.print(rows_table(known[name], rows))
     if json:
-        show_json(results)
+        show_json(made)
+
+
+def _wanted(names: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Return the experiments that names of experiments and papers mean. Raises ConfigError for others."""
+    wanted: dict[str, None] = {}
+    for name in names or known:
+        found = [name] if name in known else [each for each in known if each.startswith(f"{name}/")]
+        if not found:
+            papers = dict.fromkeys(each.partition("/")[0] for each in known)
+            raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}; or all of {', '.join(papers)}")
+        wanted.update(dict.fromkeys(found))
+    return list(wanted)
+
+
+def _plotted(name: str, rows: Any, folder: Path) -> Path:
+    path = folder / f"{name.replace('/', '-')}.svg"
+    experiment_module(name).plot(rows, path)
+    print_written(path)
+    return path
+
+
+def _kept_results(wanted: Sequence[str], options: Any, folder: Path, *, json: bool) -> dict[str, Any]:
+    """Make the experiments that a folder does not have yet, and a report of all. Raises ConfigError, once the others
+    are made, for those that could not be."""
+    kept = ReproducedFigures(folder, CHECKOUT, options)
+    failed: dict[str, CotenantError] = {}
+    with progress_bars("figures") as progress:
+        shown = StepProgress(progress)
+        for done, name in enumerate(wanted):
+            shown("experiments", done, len(wanted))
+            if kept.has(name):
+                continue
+            begun = time.monotonic()
+            try:
+                rows = experiment_module(name).run(msgspec.structs.replace(options, progress=shown))
+            except CotenantError as error:
+                failed[name] = error
+                continue
+            _plotted(name, rows, folder)
+            kept.keep(name, rows, seconds=time.monotonic() - begun)
+        shown("experiments", len(wanted), len(wanted))
+    if not json:
+        for name in wanted:
+            if name not in failed:
+                console.print(cells_table(experiment_module(name).TITLE, *kept.cells(name)))
+    kept.write_report(wanted, experiment_module("catalogue").items(), failed)
+    if failed:
+        raise ConfigError("; ".join(f"{name}: {error}" for name, error in failed.items()))
+    return {name: kept.rows(name) for name in wanted}
 
 
 def show_catalogue(known: Mapping[str, str], *, json: bool) -> None:
@@ -127,23 +184,4 @@ def experiment_module(name: str) -> Any:
 def rows_table(title: str, rows: Sequence[msgspec.Struct]) -> Table:
     """Return the fields of the rows as columns, numbers right-aligned."""
     fields = rows[0].__struct_fields__ if rows else ()
-    cells = [[getattr(row, field) for field in fields] for row in rows]
-    kinds = [{type(value) for value in column} for column in zip(*cells, strict=True)]
-    headings = [
-        f"{'>' if kind & {int, float} else ''}{field.replace('_', ' ')}"
-        for field, kind in zip(fields, kinds, strict=True)
-    ]
-    shown = table(title, *headings)
-    for row in cells:
-        shown.add_row(*(escape(_text(value)) for value in row))
-    return shown
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+    return cells_table(title, fields, [[getattr(row, field) for field in fields] for row in rows])

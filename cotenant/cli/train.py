@@ -59,7 +59,7 @@ def train(
     try:
         from cotenant.planners.inss import plus_training
         from cotenant.planners.inss.sac import SacOptions
-        from cotenant.planners.inss.training import TrainingOptions
+        from cotenant.planners.inss.training import BATCH, TrainingOptions
         from cotenant.planners.inss.training import train as train_inss
     except ModuleNotFoundError as error:
         raise ConfigError(f"training needs {error.name}: pip install 'cotenant[learn]'") from None
@@ -68,6 +68,11 @@ def train(
     if asked.applications:
         raise ConfigError(
             f"{problem}: has applications, whose stages have no rates of their own; train for a problem of models alone"
+        )
+    if planner == "inss" and episodes * steps < BATCH:
+        raise ConfigError(
+            f"--episodes {episodes} --steps {steps}: {episodes * steps} decisions are too few to learn from; the first"
+            f" update needs {BATCH}"
         )
     curve: list[Episode] = []
     with progress_bars("training") as bars:

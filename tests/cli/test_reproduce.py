@@ -7,14 +7,17 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from cotenant import published
 from cotenant.cli import reproduce
+from cotenant.errors import ConfigError
+from experiments import parallel
 from experiments.catalogue import Item, items
-from experiments.gpulet import model_sets, systems
+from experiments.gpulet import model_sets, systems, table05
 from tests.cli.program import Program
 
 NAMES = list(reproduce.experiment_titles())
@@ -87,7 +90,8 @@ def test_reproduce_prints_a_table_json_and_a_figure(program: Program, folder: Pa
 
 def test_reproduce_with_wrong_names_says_why(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert program.refuses("reproduce", "gpulet/fig99") == (
-        f"no experiment 'gpulet/fig99'; there are {', '.join(NAMES)}"
+        f"no experiment 'gpulet/fig99'; there are {', '.join(NAMES)}; or all of gaussian_process, gpulet, hetsev, inss,"
+        " kace, thesis"
     )
     assert "no profiles 'h100'; there are synthetic-0.2," in program.refuses(
         "reproduce", "gpulet/fig05", "--profiles", "h100", "--jobs", "1"
@@ -101,6 +105,66 @@ def test_reproduce_without_data_says_where_to_get_it(program: Program, no_data: 
     assert str(no_data) in said
     assert "https://github.com/0909wlgur/Gpulet" in said
     assert "COTENANT_DATA" in said
+
+
+def test_kept_results_are_not_made_again_but_for_other_options(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = program("reproduce", "gpulet/table05", "--results", "kept")
+    assert first.code == 0
+    page = (folder / "kept" / "report.html").read_text()
+    text = " ".join("".join(ET.fromstring(page.removeprefix("<!DOCTYPE html>")).itertext()).split())  # noqa: S314
+    for words in ("gpulet, Table 5", "Table 5: made", "GSLICE", "batch tuning", "cotenant reproduce"):
+        assert words in text
+    assert page.count("<img ") == 1
+    assert ET.parse(folder / "kept" / "gpulet-table05.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+    def never(options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(table05, "run", never)
+    again = program("reproduce", "gpulet/table05", "--results", "kept")
+    assert again.code == 0
+    assert again.out == first.out
+    assert json.loads(program("reproduce", "gpulet/table05", "--results", "kept", "--json").out)["gpulet/table05"]
+    with pytest.raises(AssertionError):
+        program("reproduce", "gpulet/table05", "--results", "kept", "--seed", "1")
+
+
+def test_paper_is_made_whole_and_what_fails_is_said_at_the_end(
+    program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(options: object) -> list[Made]:
+        raise ConfigError("no such measurements")
+
+    def draws(rows: list[Made], path: Path) -> None:
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+
+    modules = {
+        "p/fig1": SimpleNamespace(TITLE="one", run=lambda options: [Made("first", 1.5, 1, True)], plot=draws),
+        "p/fig2": SimpleNamespace(TITLE="two", run=fails, plot=draws),
+        "p/fig3": SimpleNamespace(TITLE="three", run=lambda options: [Made("third", 3.5, 3, True)], plot=draws),
+        "q/fig1": SimpleNamespace(TITLE="other", run=fails, plot=draws),
+        "catalogue": SimpleNamespace(
+            items=lambda: [
+                Item("P", "Figure 1", "what", "made", ("p/fig1",), ""),
+                Item("P", "Figure 9", "nothing", "not made", (), "a GPU is needed"),
+                Item("Q", "Figure 1", "what", "made", ("q/fig1",), ""),
+            ]
+        ),
+        "parallel": parallel,
+    }
+    monkeypatch.setattr(reproduce, "experiment_module", modules.__getitem__)
+    monkeypatch.setattr(reproduce, "experiment_titles", lambda: {n: m.TITLE for n, m in modules.items() if "/" in n})
+    said = program("reproduce", "p")
+    assert said.code == 1
+    assert "p/fig2: no such measurements" in said.err
+    assert "first" in said.out and "third" in said.out
+    page = (folder / "reproduced" / "p" / "report.html").read_text()
+    for words in ("P, Figure 1", "Could not be made: no such measurements", "third", "a GPU is needed"):
+        assert words in page
+    assert "Q, Figure 1" not in page
+    assert {each.name for each in (folder / "reproduced" / "p").glob("*.json")} == {"p-fig1.json", "p-fig3.json"}
 
 
 class Made(msgspec.Struct):

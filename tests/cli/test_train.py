@@ -88,6 +88,14 @@ def test_train_rejects_bad_input_before_it_trains(program: Program, folder: Path
     assert not (folder / "policy.json").exists()
 
 
+def test_training_too_short_for_one_update_is_refused(program: Program, folder: Path) -> None:
+    short = ("--episodes", "3", "--steps", "33")
+    assert "99 decisions are too few to learn from; the first update needs 100" in program.refuses(
+        "train", "problem.toml", "--output", "policy.json", *short
+    )
+    assert not (folder / "policy.json").exists()
+
+
 def test_train_without_torch_says_what_to_install(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cotenant.planners.inss.sac", "cotenant.planners.inss.training", "cotenant.planners.inss.replay"):
         monkeypatch.delitem(sys.modules, name, raising=False)

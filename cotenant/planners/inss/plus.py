@@ -3,8 +3,8 @@
 1. Without a plan in force, or without a policy, geometry plans.
 2. Where the devices of the plan in force sustain the rates, with other batches at most, they stay as they are.
 3. Else the policy makes some moves (moves.py), each of which gives a device another of the options that are prepared
-   for the problem (device_options.py). From the best state on its way pairs of devices get other options as long as that
-   serves more, and devices are opened while rates are unserved.
+   for the problem (device_options.py). From the best state on its way pairs of devices get other options as long as
+   that serves more, and devices are opened while rates are unserved.
 
 InSS places each model on one device, which leaves rates beyond that unserved; options know no such limit, and hold
 their targets under the interference of the problem. What `check` finds is never returned: the plan in force is then
@@ -113,8 +113,8 @@ def _start(problem: Problem, slots: Sequence[_Slot]) -> DeviceStates:
 
 
 def _moved(states: DeviceStates, policy: Policy) -> list[int]:
-    """Return the option of each device, -1 where it stays, after the policy's likeliest moves as far as they serve more,
-    moves of two devices at once, and then of devices that are not in use, where rates are left."""
+    """Return the option of each device, -1 where it stays: after the policy's likeliest moves as far as they serve
+    more, then moves of two devices at once, and then of devices that are not in use, where rates are left."""
     best = states.copy()
     for _ in range(BY_POLICY):
         moves = states.moves()
