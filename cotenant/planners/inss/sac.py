@@ -145,7 +145,7 @@ class Sac:
 
     def by_head(self, outputs: Tensor) -> Tensor:
         """Return outputs by head and choice, as the last two dimensions."""
-        return outputs.index_select(-1, self._columns).unflatten(-1, self._exists.shape)
+        return outputs.index_select(-1, self._columns).reshape(*outputs.shape[:-1], *self._exists.shape)
 
     def critic_loss(self, batch: Batch) -> Tensor:
         """Return equation 6: half of the mean squared error of both critics, summed over heads."""
@@ -156,9 +156,8 @@ class Sac:
                 values = values - self.log_temperature.exp() * logs
             following = (probabilities * values).sum(dim=-1)
             target = batch.rewards[:, None] + self.options.discount * (1 - batch.done)[:, None] * following
-        values = self.critics(batch.states)
         columns = self._first + batch.actions
-        error = values.gather(-1, columns.expand(2, *columns.shape)) - target
+        error: Tensor = self.critics(batch.states).gather(-1, columns.expand(2, *columns.shape)) - target
         return 0.5 * error.square().mean(dim=1).sum()
 
     def actor_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
