@@ -7,6 +7,7 @@
     ├── RolloutError       a plan revision that did not come into force: superseded, aborted, too little memory
     ├── WorkerError        a worker that did not start, died, or failed a batch
     ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
+    ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
@@ -54,6 +55,10 @@ class WorkerError(CotenantError):
 
 
 class DeviceError(CotenantError):
+    pass
+
+
+class NodeError(CotenantError):
     pass
 
 

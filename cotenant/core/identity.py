@@ -61,7 +61,10 @@ class _Identity(str):
 class DeviceId(_Identity):
     """Identify a device: the one with that index, from 0, among those of its kind on a node ("": this machine).
 
-    Raises ConfigError for a kind or node that contains a slash, a kind that is empty, or an index below 0.
+    kind: as problems and profiles name it, which is ``node-a/h200`` on a node: what a batch takes there differs by the
+    network. It may be given so, or by its own name and the node's.
+
+    Raises ConfigError for a kind or node that is empty or contains another slash, or an index below 0.
     """
 
     __slots__ = ("index", "kind", "node")
@@ -71,17 +74,29 @@ class DeviceId(_Identity):
     index: int  # type: ignore[assignment]  # hides a search for text, which an identity has no use for
 
     def __new__(cls, kind: str, index: int = 0, *, node: str = "") -> Self:
-        if not kind or "/" in kind or "/" in node or index < 0:
+        given, slash, own = kind.rpartition("/")
+        if not own or "/" in given or "/" in node or index < 0 or (slash and (not given or node)):
             where = f" of node {node!r}" if node else ""
             raise ConfigError(
-                f"device {index} of kind {kind!r}{where}: a kind needs a name, neither kind nor node may contain '/',"
-                " and the first index is 0; rename it"
+                f"device {index} of kind {kind!r}{where}: a kind is KIND or NODE/KIND, neither of which may contain"
+                " another '/', and the first index is 0; rename it"
             )
-        identity = super().__new__(cls, f"{node}/{kind}-{index}" if node else f"{kind}-{index}")
+        node = node or given
+        qualified = f"{node}/{own}" if node else own
+        identity = super().__new__(cls, f"{qualified}-{index}")
         object.__setattr__(identity, "node", node)
-        object.__setattr__(identity, "kind", kind)
+        object.__setattr__(identity, "kind", qualified)
         object.__setattr__(identity, "index", index)
         return identity
+
+    @property
+    def local(self) -> DeviceId:
+        """The same device as its own machine names it."""
+        return DeviceId(own_kind(self.kind), self.index) if self.node else self
+
+    def on(self, node: str) -> DeviceId:
+        """Return what a device of this machine is called elsewhere, where this machine is a node of that name."""
+        return DeviceId(self.kind, self.index, node=node)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -93,6 +108,11 @@ class DeviceId(_Identity):
 
     def _parts(self) -> tuple[str, str, int]:
         return self.node, self.kind, self.index
+
+
+def own_kind(kind: str) -> str:
+    """Return a kind's name on its own machine: ``h200`` of ``node-a/h200``."""
+    return kind.rpartition("/")[2]
 
 
 class LaneId(_Identity):
@@ -126,6 +146,15 @@ class LaneId(_Identity):
                 " h200-0/1.2 for the second worker"
             )
         return cls(DeviceId.parse(match["device"]), int(match["slot"]), int(match["worker"] or 1) - 1)
+
+    @property
+    def local(self) -> LaneId:
+        """The same lane as its device's own machine names it."""
+        return LaneId(self.device.local, self.slot, self.worker) if self.device.node else self
+
+    def on(self, node: str) -> LaneId:
+        """Return what a lane of this machine is called elsewhere, where this machine is a node of that name."""
+        return LaneId(self.device.on(node), self.slot, self.worker)
 
     def _parts(self) -> tuple[DeviceId, int, int]:
         return self.device, self.slot, self.worker

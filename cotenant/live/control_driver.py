@@ -36,7 +36,10 @@ from cotenant.control.supervised_lane import LaneState, SupervisedLane
 from cotenant.core.identity import LaneId
 from cotenant.live.event_pump import EventPump
 from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.nodes.cluster import Cluster
+from cotenant.live.nodes.router import PoolRouter
 from cotenant.live.pool import BatchListener, Pool
+from cotenant.live.transport import WorkerTransport
 from cotenant.worker.arena import Arena
 
 logger = logging.getLogger(__name__)
@@ -48,11 +51,12 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Describe the state of a lane's worker.
 
     state: starting, ready, stalled (requests of its batch have expired), restarting, lost (its device is), or failed
-    (permanently).
+    (permanently). pid: None for a worker on a node.
     share: ‰ that it should keep to; used_share: ‰ that it used of late, None where that is not known. over_share: it
     used more than its share. restarts: starts after the first, and standby workers that took over; promotions: these
     alone. reason: of its last death. standby: "loading" or "ready"; "" where there is none. memory: bytes that are its
-    process's own, which may be that of other lanes, too; only in a `Status`, since to know them takes reading /proc.
+    process's own, which may be that of other lanes, too; where it has a `pid`, only in a `Status`, since to know them
+    takes reading /proc.
     """
 
     lane: LaneId
@@ -87,7 +91,13 @@ class ControlDriver:
         warm_workers: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pool = self.make_pool(backend, arena, batches, warm_workers)
+        local = backend.local if isinstance(backend, Cluster) else backend
+        self.pool = self.make_pool(local, arena, batches, warm_workers)  # of this machine
+        self.transport: WorkerTransport = self.pool
+        if isinstance(backend, Cluster):
+            if not backend.ceilings:  # else it serves nobody
+                backend.nodes.receive_into(arena)
+            self.transport = PoolRouter(self.pool, backend.nodes, self.feed, batches, ceilings=backend.ceilings)
         self.setups: dict[LaneId, LaneSetup] = {}
         # Whether a stopped lane may start again, as one that made room for a rollout.
         self.keeps: Callable[[LaneId], bool] = lambda lane: False
@@ -102,7 +112,7 @@ class ControlDriver:
         self._wakes: set[asyncio.TimerHandle] = set()
 
     def make_pool(self, backend: Backend, arena: Arena, batches: BatchListener, warm_workers: int) -> Pool:
-        """Create the transport; tests in virtual time override this."""
+        """Create the pool of this machine; tests in virtual time override this."""
         return Pool(backend, arena, self.feed, batches, warm_workers=warm_workers)
 
     def feed(self, event: Event) -> None:
@@ -128,7 +138,7 @@ class ControlDriver:
         for timer in (self._timer, *self._wakes):
             if timer is not None:
                 timer.cancel()
-        await self.pool.close()
+        await self.transport.close()
 
     def status(self) -> list[WorkerStatus]:
         """Return the status of all lanes that are not stopping."""
@@ -139,8 +149,8 @@ class ControlDriver:
     def _status(self, supervised: SupervisedLane) -> WorkerStatus:
         lane = supervised.lane
         setup, ready = self.setups[lane], supervised.state is LaneState.READY
-        audit = self.pool.audit(lane) if ready else None  # otherwise it is of a worker that is gone
-        pid = self.pool.pid(lane) if ready else None
+        audit = self.transport.audit(lane) if ready else None  # otherwise it is of a worker that is gone
+        pid = self.transport.pid(lane) if ready else None
         return WorkerStatus(
             lane=lane,
             state=supervised.state.value,
@@ -153,21 +163,24 @@ class ControlDriver:
             reason=supervised.reason,
             standby=supervised.standby,
             promotions=supervised.promotions,
+            memory=self.transport.memory(lane) if ready else 0,
         )
 
     def _perform(self, command: Command, now: float) -> None:
         match command:
             case SpawnWorker(lane, incarnation, fresh, leaving, standby):
-                self.pool.spawn(lane, incarnation, self.setups[lane], fresh=fresh, leaving=leaving, standby=standby)
+                self.transport.spawn(
+                    lane, incarnation, self.setups[lane], fresh=fresh, leaving=leaving, standby=standby
+                )
             case PromoteWorker(lane, incarnation):
                 logger.info("the standby worker of %s takes over", lane)
-                self.pool.promote(lane, incarnation)
+                self.transport.promote(lane, incarnation)
             case KillWorker(lane, incarnation, reason, abandon):
-                self.pool.kill(lane, incarnation, reason, abandon=abandon)
+                self.transport.kill(lane, incarnation, reason, abandon=abandon)
             case RetireWorker(lane, incarnation, grace):
-                self.pool.retire(lane, incarnation, grace)
+                self.transport.retire(lane, incarnation, grace)
             case ClosePartition(lane, incarnation):
-                self.pool.close_partition(lane, incarnation)
+                self.transport.close_partition(lane, incarnation)
             case WakeAt(lane, due):
                 self._wake(Woke(lane, due), due - now)
             case _:
@@ -195,12 +208,12 @@ class ControlDriver:
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
         self._look_at_devices()
-        for busy in self.pool.busy():
+        for busy in self.transport.busy():
             self.feed(msgspec.structs.replace(busy, predicted=self.predicted(busy.lane)))
-        self.pool.sample()
+        self.transport.sample()
         states = {lane.state for lane in self._supervisor.lanes().values()}
         if not states & {LaneState.STARTING, LaneState.RESTARTING}:
-            self.pool.keep_warm()
+            self.transport.keep_warm()
 
     def _look_at_devices(self) -> None:
         known = self._supervisor.lost

@@ -26,6 +26,7 @@ from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
 from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
+from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import Flight, LaneSetup, LaneWorker, WorkerLane, new_audit, why_not
 from cotenant.live.lending import Lending
 from cotenant.live.process import ProcessLimitError, WorkerConnection, cpu_time
@@ -89,6 +90,10 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Workers
+
+    def confine(self, confinement: Confinement) -> None:
+        """Confine processes that start from now on."""
+        self.processes.confinement = confinement
 
     def spawn(
         self,
@@ -469,6 +474,10 @@ class Pool:
         """Return the process id of a lane's worker; None unless it is ready."""
         process = self._lanes[lane].process if lane in self._lanes else None
         return None if process is None else process.pid
+
+    def memory(self, lane: LaneId) -> int:
+        """Return 0: `process.private_memory` reads it of the lane's process, and takes too long for the event loop."""
+        return 0
 
     def audit(self, lane: LaneId) -> ShareAudit | None:
         """Return the audit of a lane's CPU use; None where its share is not of CPU time."""

@@ -41,6 +41,7 @@ from cotenant.live.control_driver import ControlDriver, WorkerStatus
 from cotenant.live.deployment import Deployment, applications_of, with_profile, worker_models
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.nodes.cluster import divides
 from cotenant.live.rollout_statistics import RolloutStatistics
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -79,9 +80,9 @@ class RolloutDriver:
         self._state = state
         self._driver = driver
         self._observer = observer
-        self._divides = backend.divides
+        self._backend = backend
         self._control = control(orchestrator, self._perform, backend, arena, driver, warm_workers=warm_workers)
-        self._control.pool.processes.confinement = confinement or Confinement()
+        self._control.transport.confine(confinement or Confinement())
         self._control.keeps = self._may_start_again
         self._control.predicted = driver.predicted
         self._matcher = LaneMatcher()
@@ -175,11 +176,11 @@ class RolloutDriver:
 
     def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
         """Give a lane its next batch."""
-        self._control.pool.run(lane, batch, model, payloads)
+        self._control.transport.run(lane, batch, model, payloads)
 
     def poll(self) -> None:
         """Receive the answers that have arrived."""
-        self._control.pool.poll()
+        self._control.transport.poll()
 
     def workers(self) -> list[WorkerStatus]:
         """Return the state of every lane's worker."""
@@ -250,14 +251,15 @@ class RolloutDriver:
 
     def _setup(self, lane: LaneAssignment, deployment: Deployment) -> LaneSetup:
         """Return the models of a lane's worker, and the share that enforces its limit."""
-        share = lane.partition.share // (workers_per_partition(lane.partition) if self._divides else 1)
+        divided = divides(self._backend, lane.device.id)
+        share = lane.partition.share // (workers_per_partition(lane.partition) if divided else 1)
         return LaneSetup(share, tuple(worker_models(deployment, lane.spec)))
 
     def _resize(self, lanes: Sequence[LaneId]) -> None:
         deployment = self._deployments[self._assigned]
         setups = {name: self._setup(self._wanted[name], deployment) for name in lanes}
         self._control.setups.update(setups)
-        self._control.pool.resize(setups)
+        self._control.transport.resize(setups)
 
     def _planned(self, deployment: Deployment) -> tuple[tuple[PlannedLane, ...], dict[DeviceId, int]]:
         """Return the wanted lanes, and the memory of devices. Lanes that share a process share the models' weights;
@@ -265,7 +267,7 @@ class RolloutDriver:
         lanes = tuple(planned_lane(lane, deployment.problem) for lane in self._wanted.values())
         capacity = memory_capacity(deployment.plan, deployment.problem)
         for name, lane in self._matcher.lanes.items():
-            if self._control.pool.shares_process(name):
+            if self._control.transport.shares_process(name):
                 capacity.pop(lane.device.id, None)
         return lanes, capacity
 

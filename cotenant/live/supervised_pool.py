@@ -60,7 +60,7 @@ class SupervisedPool:
         self._driver = ControlDriver(
             orchestrator, self._perform, backend.with_ceilings(), arena, listener, warm_workers=warm_workers
         )
-        self._driver.pool.processes.confinement = confinement or Confinement()
+        self._driver.transport.confine(confinement or Confinement())
         self._started: dict[LaneId, asyncio.Future[str]] = {}  # why it is not ready; empty where it is
         self._stopped: dict[LaneId, asyncio.Future[None]] = {}
         self._closed = False
@@ -105,20 +105,20 @@ class SupervisedPool:
         state = self._supervisor.state(lane)
         if state not in (LaneState.READY, None):
             raise WorkerError(f"lane '{lane}' cannot take batch {batch}: its worker is {state}")
-        self._driver.pool.run(lane, batch, model, payloads)
+        self._driver.transport.run(lane, batch, model, payloads)
 
     def poll(self) -> None:
         """Receive the answers that have arrived."""
-        self._driver.pool.poll()
+        self._driver.transport.poll()
 
     def shares_process(self, lane: LaneId) -> bool:
         """Return whether the lane's process may serve other lanes."""
-        return self._driver.pool.shares_process(lane)
+        return self._driver.transport.shares_process(lane)
 
     @property
     def warm_workers(self) -> int:
         """Return the number of pre-started processes."""
-        return self._driver.pool.warm_workers
+        return self._driver.transport.warm_workers
 
     def status(self) -> list[WorkerStatus]:
         """Return the status of workers. It reads their memory on the event loop: nobody is served meanwhile."""
@@ -133,7 +133,7 @@ class SupervisedPool:
                 self._settle(lane, "")
                 self._listener.ready(lane)
             case LanesDown(lanes, reason, expected):
-                unfinished = self._driver.pool.unfinished
+                unfinished = self._driver.transport.unfinished
                 for lane in lanes:
                     if not expected or lane in unfinished:
                         unfinished.discard(lane)

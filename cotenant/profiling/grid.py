@@ -26,7 +26,6 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import ModelError, RequestError, WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.foreign_load import ForeignLoad, available_cores
-from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.machine_load import FOREIGN
 from cotenant.worker.arena import Arena, Block
@@ -197,9 +196,7 @@ async def run_batch(
 
 def worker_memory(pool: SupervisedPool, lane: LaneId | None) -> int:
     """Return the bytes of a lane's worker process; 0 where there is none."""
-    pids = {status.lane: status.pid for status in pool.status()}
-    pid = None if lane is None else pids[lane]
-    return 0 if pid is None else private_memory(pid)
+    return next((status.memory for status in pool.status() if status.lane == lane), 0)
 
 
 async def profile_model(

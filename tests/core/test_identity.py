@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.identity import DeviceId, LaneId, parse_identity
+from cotenant.core.identity import DeviceId, LaneId, own_kind, parse_identity
 from cotenant.errors import ConfigError
 
 names = st.text(st.characters(exclude_characters="/"), min_size=1)
@@ -83,12 +83,34 @@ def test_parse_identity_of_other_text_raises() -> None:
         parse_identity("node-a/x")
 
 
-@pytest.mark.parametrize(("kind", "index", "node"), [("", 0, ""), ("a/b", 0, ""), ("a", 0, "b/c"), ("a", -1, "")])
+@pytest.mark.parametrize(
+    ("kind", "index", "node"),
+    [
+        ("", 0, ""),
+        ("a/", 0, ""),
+        ("/b", 0, ""),
+        ("a/b/c", 0, ""),
+        ("a/b", 0, "c"),
+        ("a", 0, "b/c"),
+        ("a", -1, ""),
+    ],
+)
 def test_identity_with_unspellable_parts_is_rejected(kind: str, index: int, node: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"neither kind nor node may contain '/', and the first index is 0; rename it$"
+        ConfigError,
+        match=r"a kind is KIND or NODE/KIND, neither of which may contain another '/', and the first index is 0",
     ):
         DeviceId(kind, index, node=node)
+
+
+def test_device_id_of_a_node_has_the_kind_that_problems_name() -> None:
+    device = DeviceId("node-a/h200", 2)
+    assert device == DeviceId("h200", 2, node="node-a") == DeviceId.parse("node-a/h200-2")
+    assert (device.node, device.kind, own_kind(device.kind)) == ("node-a", "node-a/h200", "h200")
+    local = device.local
+    assert local == DeviceId("h200", 2) and local.local is local
+    lane = LaneId(device, 1, 1)
+    assert lane.local == LaneId.parse("h200-2/1.2") and lane.local.on("node-a") == lane
 
 
 @pytest.mark.parametrize(("slot", "worker"), [(-1, 0), (0, -1)])

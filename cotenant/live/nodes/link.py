@@ -1,0 +1,299 @@
+"""Carry messages over a TCP connection: frames, heartbeats, and the end of it.
+
+A frame is 16 bytes (a magic number, the size of the head in four bytes, that of the body in eight, little-endian), the
+head, which is a message in msgpack, and the body, which is the bytes of large tensors. Bodies are received where they
+stay (`allocate`), and sent from where they lie. A frame that is wrong ends its connection, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from cotenant.core.identity import decode_identity
+from cotenant.errors import CotenantError, NodeError
+from cotenant.live.nodes.messages import FromNode, Goodbye, Message, Ping, Pong, ToNode
+from cotenant.worker.arena import Block
+
+PING_INTERVAL = 0.2  # seconds
+SILENCE = 0.7  # seconds without a byte after which a connection is cut
+RTT_SAMPLES = 32
+
+MAX_FIRST_HEAD = 1 << 12  # bytes of a head before the session
+MAX_HEAD = 1 << 26  # bytes of a head: tensors below `wire.LARGE`, and lists of files
+MAX_BODY = 1 << 31  # bytes of a body
+WRITE_LIMIT = 1 << 26  # bytes that wait to be sent above which nothing more is read from the peer
+FAREWELL = 1.0  # seconds until a connection that is to close is aborted
+
+MAGIC = b"CtN\x01"
+_PREFIX = struct.Struct("<4sIQ")
+_BUFFER = 1 << 16
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=str)
+_from_node = msgspec.msgpack.Decoder(FromNode, dec_hook=decode_identity)
+_to_node = msgspec.msgpack.Decoder(ToNode, dec_hook=decode_identity)
+
+Body = memoryview | None
+
+
+class Receiver:
+    """Receive what comes over a link. Raises NodeError (or another CotenantError) for what ends it."""
+
+    def received(self, link: Link, message: Message, body: Body, block: Block | None) -> None:
+        """Take a message. block: what the body lies in, where that is in an arena."""
+        raise NotImplementedError
+
+    def link_lost(self, link: Link, reason: str) -> None:
+        """Hear, once, that the connection is over."""
+        raise NotImplementedError
+
+
+class Link(asyncio.BufferedProtocol):
+    """Be one end of a connection. at_node: this end is the node. allocate: gives memory for a body, or None where there
+    is none: then the body gets memory of its own."""
+
+    def __init__(
+        self, receiver: Receiver, *, at_node: bool, allocate: Callable[[int], Block | None] = lambda size: None
+    ) -> None:
+        self.receiver = receiver
+        self.begun = False  # the session has: from now on frames may be large
+        self.reason = ""  # why it is over
+        self._decoder: Any = _to_node if at_node else _from_node
+        self._allocate = allocate
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(_BUFFER)
+        self._start = self._end = 0
+        self._head: bytes | None = None  # of the frame whose body is being received
+        self._body: memoryview | None = None
+        self._block: Block | None = None
+        self._filled = 0
+        self._heard = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._pings: dict[int, float] = {}
+        self._number = 0
+        self._round_trips: deque[float] = deque(maxlen=RTT_SAMPLES)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent = 0  # bytes that waited to be sent when that was last looked at
+        self._paused = False  # nothing is read until the peer has read
+        self._over = False
+
+    # What asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._over:  # it was given up while TLS was being set up
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._heard = self._loop.time()
+        self._schedule()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._over:
+            self._start = self._end = 0  # nobody looks at what still comes
+        if self._body is not None:
+            return self._body[self._filled :]
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = self._loop.time()
+        if self._body is not None:
+            self._filled += nbytes
+        else:
+            self._end += nbytes
+        try:
+            while not self._over and self._take():
+                pass
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+            self.close(f"the frame is none: {error}")
+        except CotenantError as error:
+            self.close(str(error))
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish(self.reason or (f"the connection broke: {exc}" if exc else "the other end closed the connection"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        if self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()  # who does not read is not read
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._paused = False
+
+    # Frames
+
+    def _take(self) -> bool:
+        """Take the next frame out of the buffer; return False where it is not complete."""
+        if self._body is not None:
+            if self._filled < len(self._body):
+                return False
+            head, body, block = self._head, self._body, self._block
+            self._head = self._body = self._block = None
+            self._deliver(cast(bytes, head), body, block)
+            return True
+        pending = self._end - self._start
+        if pending < _PREFIX.size:
+            self._make_room(_PREFIX.size)
+            return False
+        magic, head_size, body_size = _PREFIX.unpack_from(self._buffer, self._start)
+        self._check(magic, head_size, body_size)
+        if pending < _PREFIX.size + head_size:
+            self._make_room(_PREFIX.size + head_size)
+            return False
+        start = self._start + _PREFIX.size
+        head = bytes(memoryview(self._buffer)[start : start + head_size])
+        self._start = start + head_size
+        if body_size:
+            self._begin_body(head, body_size)
+        else:
+            self._deliver(head, None, None)
+        return True
+
+    def _check(self, magic: bytes, head: int, body: int) -> None:
+        if magic != MAGIC:
+            raise NodeError("the frame is none: this is no connection between a front end and a node of Cotenant")
+        most_head, most_body = (MAX_HEAD, MAX_BODY) if self.begun else (MAX_FIRST_HEAD, 0)
+        if head > most_head or body > most_body:
+            raise NodeError(
+                f"the frame has a head of {head} and a body of {body} bytes; at most {most_head} and {most_body} are "
+                "taken here"
+            )
+
+    def _begin_body(self, head: bytes, size: int) -> None:
+        block = self._allocate(size)
+        body = memoryview(bytearray(size)) if block is None else block.view
+        have = min(size, self._end - self._start)
+        body[:have] = memoryview(self._buffer)[self._start : self._start + have]
+        self._start += have
+        self._head, self._body, self._block, self._filled = head, body, block, have
+
+    def _make_room(self, size: int) -> None:
+        """Move what is pending to the front of a buffer that holds a frame's head."""
+        capacity = max(size, _BUFFER)
+        rest = bytes(memoryview(self._buffer)[self._start : self._end])
+        if len(self._buffer) != capacity:
+            self._buffer = bytearray(capacity)
+        self._buffer[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)
+
+    def _deliver(self, head: bytes, body: memoryview | None, block: Block | None) -> None:
+        message = self._decoder.decode(head)
+        match message:
+            case Ping(number):
+                self.send(Pong(number))
+            case Pong(number):
+                sent = self._pings.pop(number, None)
+                if sent is None:
+                    raise NodeError("it answered a ping that it was not sent")
+                self._round_trips.append(self._loop.time() - sent)
+            case Goodbye():
+                self.receiver.received(self, message, None, None)
+                self.abort(message.reason)
+            case _:
+                self.receiver.received(self, message, body, block)
+
+    def send(self, message: Message, body: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+        """Send a message, and the bytes of its body from where they lie. They must not change until they are sent."""
+        if self._over or self._transport is None or self._transport.is_closing():
+            return
+        frame = bytearray(_PREFIX.size)
+        _encoder.encode_into(message, frame, _PREFIX.size)
+        size = sum([len(part) for part in body])
+        _PREFIX.pack_into(frame, 0, MAGIC, len(frame) - _PREFIX.size, size)
+        if body:
+            self._transport.writelines([frame, *body])
+        else:
+            self._transport.write(frame)
+
+    async def drained(self) -> None:
+        """Wait until the peer has read most of what was sent to it, or the connection is over."""
+        await self._writable.wait()
+
+    @property
+    def peer(self) -> str:
+        """The address of the other end."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return "?" if not name else f"{name[0]}:{name[1]}"
+
+    # Heartbeats
+
+    @property
+    def round_trip(self) -> float:
+        """Return the seconds that a message takes to the peer and back; 0 where that is not known."""
+        return statistics.median(self._round_trips) if self._round_trips else 0.0
+
+    def _schedule(self) -> None:
+        self._due = self._loop.time() + PING_INTERVAL
+        self._timer = self._loop.call_at(self._due, self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        # A process that is late itself has not listened: the peer gets that time, too.
+        self._heard += max(now - self._due - PING_INTERVAL / 4, 0.0)
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if self._paused and unsent < self._unsent:
+            self._heard = now  # it reads, and is not read meanwhile
+        self._unsent = unsent
+        if now - self._heard > SILENCE:
+            self.abort(f"nothing was heard for {now - self._heard:.1f} s")
+            return
+        if self.begun and len(self._pings) < 2 * RTT_SAMPLES:
+            self._number += 1
+            self._pings[self._number] = now
+            self.send(Ping(self._number))
+        self._schedule()
+
+    # The end
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    def close(self, reason: str, *, busy: bool = False) -> None:
+        """Tell the peer why, and close."""
+        if self._over:
+            return
+        self.send(Goodbye(reason, busy))
+        transport = self._transport
+        self._finish(reason)
+        if transport is not None:
+            transport.close()
+            self._loop.call_later(FAREWELL, transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """Close at once."""
+        transport = self._transport
+        self._finish(reason)
+        if transport is not None:
+            transport.abort()
+
+    def _finish(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over = True
+        self.reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        self._writable.set()
+        self._body = self._block = self._head = None
+        self.receiver.link_lost(self, reason)
