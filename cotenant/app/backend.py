@@ -6,6 +6,7 @@ from cotenant.backends import Backend, nvidia
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
 from cotenant.backends.mig import Mig
+from cotenant.backends.none import NoDevices
 from cotenant.config import Settings
 from cotenant.errors import DeviceError
 from cotenant.live.confinement import Confinement
@@ -18,6 +19,8 @@ def create_backend(settings: Settings) -> Backend:
         return Cpu(enforcement=settings.enforcement, reserve=settings.reserve, lend=settings.lend)
     if settings.backend == "fake":
         return Fake()
+    if settings.backend == "none":
+        return NoDevices()
     gpus = nvidia.select_gpus(nvidia.list_gpus(), settings.gpus)
     if not gpus:
         raise DeviceError(

@@ -19,6 +19,8 @@ from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, 
 from cotenant.app.remote_repository import RemoteRepository
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
+from cotenant.core.identity import DeviceId, own_kind
+from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
@@ -61,12 +63,11 @@ class DeploymentBuilder:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._settings = settings
-        self._fleet = backend.fleet()
-        if settings.cuts is not None:
-            self._fleet = tuple(msgspec.structs.replace(kind, cuts=settings.cuts) for kind in self._fleet)
+        self._backend = backend
+        self.fleet = self.available()  # the kinds that the last deployment is for
         self.progress = progress
         confinement = worker_confinement(settings)
-        self._profiles = ProfileSource(backend, self._fleet, progress, force=force, full=full, confinement=confinement)
+        self._profiles = ProfileSource(backend, self.fleet, progress, force=force, full=full, confinement=confinement)
         self._given = _given_profiles(settings)
         self._found = found
         self.say = say
@@ -75,6 +76,20 @@ class DeploymentBuilder:
         self._mirrored = False
         self._told: dict[str, str] = {}  # by model: what of its configuration was said to be ignored
         self.corrections = ProfileCorrections() if corrections is None else corrections
+
+    def available(self) -> tuple[Kind, ...]:
+        """Return the kinds of devices that can be planned for now: not those of nodes that are cut off."""
+        lost = self._backend.lost()
+        return tuple(
+            kind if kind.name != own_kind(kind.name) else self._with_cuts(kind)
+            for kind in self._backend.fleet()
+            if kind.name == own_kind(kind.name)
+            or any(DeviceId(kind.name, index) not in lost for index in range(kind.count or 0))
+        )
+
+    def _with_cuts(self, kind: Kind) -> Kind:
+        cuts = self._settings.cuts
+        return kind if cuts is None else msgspec.structs.replace(kind, cuts=cuts)
 
     @asynccontextmanager
     async def switched(self, settings: Settings) -> AsyncIterator[Deployment]:
@@ -159,6 +174,7 @@ class DeploymentBuilder:
         self._found(FoundModels(tuple(wanted), dict(broken)))
         models = {name: servable for name, servable in kept.models.items() if servable.ensemble is None}
         new = {name: entry for name, entry in wanted.items() if name not in models}
+        fleet = self._profiles.kinds = self.available()
         described, measured = await self._describe_models(new, broken)
         served = {name: each for name in wanted if (each := models.get(name) or described.get(name)) is not None}
         profiles = {**kept.profiles, **measured}
@@ -170,7 +186,10 @@ class DeploymentBuilder:
                 f" `cotenant examples`{reasons}"
             )
         seconds = await asyncio.to_thread(request_seconds)
-        problem = build_problem(self._settings, self._fleet, served, profiles, samples, seconds)
+        profiled = {kind for _, kind in profiles}
+        # Where nodes are cut off before they are profiled, the others serve.
+        self.fleet = tuple(kind for kind in fleet if kind.name in profiled or kind.name == own_kind(kind.name))
+        problem = build_problem(self._settings, self.fleet, served, profiles, samples, seconds)
         known = {name: rate for name, rate in kept.rates.items() if name in problem.rates}
         problem = msgspec.structs.replace(problem, rates=problem.rates | known, assumed=problem.assumed - known.keys())
         others = {name: NOT_LOADED for name in entries if name not in served and name not in broken}

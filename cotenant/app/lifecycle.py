@@ -15,6 +15,7 @@ from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.job_store import open_jobs
 from cotenant.app.jobs import taking_jobs
+from cotenant.app.nodes import Discovery, connected, following_nodes
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.refinement import refining
 from cotenant.app.reloader import Reloader
@@ -60,13 +61,14 @@ async def running(
     progress: Progress = ignore_progress,
     read: Callable[[], Settings] | None = None,
     on_reload: Callable[[Settings], None] | None = None,
+    discovery: Discovery | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Run a server within the block: it is ready when the block begins, and drained and stopped when it ends, also by
     an exception.
 
     prepare: makes the first deployment; None: all of the repository. progress: receives each point that is profiled.
     read: returns the settings as they are now, for a reload; None: these. on_reload: called with the settings that a
-    reload has put in force.
+    reload has put in force. discovery: adds nodes, and removes them, while the server runs.
 
     Sockets come first: a port in use is known before anything is measured, and whoever asks is told how far the server
     is. Raises CotenantError where it does not start.
@@ -79,13 +81,14 @@ async def running(
     limits = Limits(body=settings.max_body, memory=settings.max_memory)
     memory = MemoryBudget(limits.memory)  # of both front ends and shared memory together
     async with (
+        connected(settings, backend, discovery) as devices,
         tracing(settings.otlp_endpoint) as tracer,
         _opened(settings.event_log) as log,
         open_jobs(settings) as jobs,
     ):
         server = Server(
             nothing_yet(),
-            backend,
+            devices,
             lambda *wanted: builder.build(*wanted),  # which tells the server of its progress
             warm_workers=settings.warm_workers,
             standby_workers=_standby_workers(settings),
@@ -100,7 +103,7 @@ async def running(
         )
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(
-            settings, backend, told, corrections=corrections, found=server.found, say=server.starting
+            settings, devices, told, corrections=corrections, found=server.found, say=server.starting
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
         http = HttpServer(
@@ -144,6 +147,7 @@ async def running(
                 _following(poller, settings.repository_poll_interval),
                 refining(settings, backend, server, builder),
                 taking_jobs(settings, server, backend, jobs),
+                following_nodes(devices, builder, reloader),
             ):
                 yield RunningServer(server, reloader, addresses, jobs.service)
         finally:

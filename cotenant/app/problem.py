@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from cotenant.config import ModelSettings, Settings
+from cotenant.core.identity import own_kind
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
@@ -137,10 +138,10 @@ def work_of(problem: Problem, rates: Mapping[str, float]) -> float:
 
 def _front_end(settings: Settings, fleet: Collection[Kind], seconds: float) -> FrontEnd:
     """Return what serving costs beside batches: the reserve is kept for the front end, and what it takes beyond that
-    the models lack. On processors nobody is alone: the server runs there, too."""
-    processors = sum(kind.processors for kind in fleet)
+    the models lack. On processors nobody is alone: the server runs there, too, and on those of a node its agent."""
+    processors = sum(kind.processors for kind in fleet if kind.name == own_kind(kind.name))
     reserved = processors * settings.reserve / (1 - settings.reserve)
-    noise = NOISE if processors else 1.0
+    noise = NOISE if any(kind.processors for kind in fleet) else 1.0
     return FrontEnd(seconds=seconds, latency=REQUEST_LATENCY, noise=noise, reserved=reserved, processors=processors)
 
 

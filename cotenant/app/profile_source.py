@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -14,16 +16,23 @@ import numpy as np
 
 from cotenant import __version__
 from cotenant.backends import Backend
+from cotenant.core.identity import own_kind
 from cotenant.core.model import Kind
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count
 from cotenant.errors import ModelError
 from cotenant.live.confinement import Confinement
+from cotenant.live.nodes.cluster import Cluster
+from cotenant.live.nodes.node import Node
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid, coarse_grid_of, grid_of, profile_model
 from cotenant.profiling.machine_load import foreign_load, is_busy, measure_load
 from cotenant.worker.repository import Entry, sample_inputs, worker_model
+
+logger = logging.getLogger(__name__)
+
+NETWORK_STEP = 1e-4  # seconds
 
 
 class Progress(Protocol):
@@ -75,9 +84,12 @@ class _Found(msgspec.Struct, frozen=True):
 class ProfileSource:
     """Give profiles of models on the kinds of a backend's devices.
 
-    force: measure again what was measured in an earlier run. full: measure every point of the grid; otherwise a few do,
-    where there is no full profile. confinement: of workers that are measured. A profile that was measured on a busy
-    machine is measured again on a quiet one.
+    A kind of a node has the profile of its own kind, which may have been measured anywhere, and every batch takes the
+    network's round trip more. One that a node would have to measure while it is cut off is left out.
+
+    kinds: may be set to others between two calls. force: measure again what was measured in an earlier run. full:
+    measure every point of the grid; otherwise a few do, where there is no full profile. confinement: of workers that
+    are measured. A profile that was measured on a busy machine is measured again on a quiet one.
     """
 
     def __init__(
@@ -91,13 +103,14 @@ class ProfileSource:
         confinement: Confinement | None = None,
     ) -> None:
         self._backend = backend
-        self._kinds = kinds
+        self.kinds = kinds
         self._progress = progress
         self._force = force
         self.full = full
         self._confinement = confinement
         self._measured: dict[str, Profile] = {}  # by cache key
         self._found: dict[tuple[str, str], _Found] = {}  # by model and kind
+        self._local = backend.local if isinstance(backend, Cluster) else backend
         self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
 
     async def profiles(self, entry: Entry, info: ModelInfo, given: Profiles) -> list[Profile]:
@@ -108,8 +121,10 @@ class ProfileSource:
         """Return what is known of a model's profiles, without measuring anything. Raises ModelError."""
         known: dict[str, Profile] = {}
         missing: list[Missing] = []
-        for kind in self._kinds:
+        for kind in self.kinds:
             profile = given.get((entry.name, kind.name))
+            if profile is None and (own := given.get((entry.name, own_kind(kind.name)))) is not None:
+                profile = own.on(kind.name, self._network(kind))
             if profile is None:
                 profile, wanted = await self._look_up(entry, kind)
                 missing += [] if wanted is None else [wanted]
@@ -124,17 +139,41 @@ class ProfileSource:
         tells them. Raises ModelError."""
         profiles = dict(known.known)
         for missing in known.missing:
-            profile = await self._measure(entry, info, missing, number, count)
-            profiles[missing.kind.name] = await self._store(missing.key, profile)
-            self._found[entry.name, missing.kind.name] = _Found(entry, missing.key)
-        return [profiles[kind.name] for kind in self._kinds]
+            kind, node = missing.kind, self._node(missing.kind)
+            try:
+                profile = await self._measure(entry, info, missing, number, count)
+            except ModelError as error:
+                if node is None or node.is_up:
+                    raise
+                logger.warning("%s is not profiled on %s now: %s", entry.name, kind.name, error)
+                continue
+            here = profile.on(own_kind(kind.name), -self._least_network(kind, profile)) if node is not None else profile
+            stored = await self._store(missing.key, here)
+            profiles[kind.name] = stored if node is None else stored.on(kind.name, self._network(kind))
+            self._found[entry.name, kind.name] = _Found(entry, missing.key)
+        return [profiles[kind.name] for kind in self.kinds if kind.name in profiles]
+
+    def _node(self, kind: Kind) -> Node | None:
+        """Return the node of a kind; None for one of this machine."""
+        name = kind.name.rpartition("/")[0]
+        return self._backend.nodes.get(name) if name and isinstance(self._backend, Cluster) else None
+
+    def _network(self, kind: Kind) -> float:
+        """Return the seconds that a batch takes more on a kind of a node, in steps that small changes leave alone: a
+        plan that is kept for the next start is of no use with other profiles."""
+        node = self._node(kind)
+        return 0.0 if node is None else math.ceil(node.round_trip / NETWORK_STEP) * NETWORK_STEP
+
+    def _least_network(self, kind: Kind, profile: Profile) -> float:
+        """Return the seconds of the network that are in what was measured, and never all of it."""
+        return min(self._network(kind), min(point.latency for point in profile.points) / 2)
 
     async def keep(self, entry: Entry, profile: Profile) -> list[tuple[Entry, Profile]]:
         """Keep a profile that has more points now in place of the one that was given, and return it as the next start
         will find it, for every model that has it: the same file may stand under several names. Raises ModelError where
         the model's file cannot be read, or is not the one any more that was profiled, ConfigError where the cache
         cannot be written."""
-        kind = next(kind for kind in self._kinds if kind.name == profile.kind)
+        kind = next(kind for kind in self.kinds if kind.name == profile.kind)
         digest = await _digest(entry)
         found = self._found.get((entry.name, kind.name))
         keys = [self._key(entry, kind, grid, digest) for grid in (grid_of(kind), coarse_grid_of(kind))]
@@ -153,7 +192,9 @@ class ProfileSource:
         return profile
 
     async def _look_up(self, entry: Entry, kind: Kind) -> tuple[Profile | None, Missing | None]:
-        if self._backend.name == "fake":
+        node = self._node(kind)
+        welcome = None if node is None else node.welcome
+        if (self._backend.name if welcome is None else welcome.backend) == "fake":
             raise ModelError(f"model {entry.name!r} has no profile; give one with `profiles` in the settings")
         grids = [grid_of(kind), coarse_grid_of(kind)]
         wanted = grids[0] if self.full else grids[1]
@@ -166,8 +207,8 @@ class ProfileSource:
             if profile is not None and not await self._outdated(profile):
                 self._measured[key] = profile
                 self._found[entry.name, kind.name] = _Found(entry, key)
-                # The same file may stand under another name.
-                return Profile(entry.name, kind.name, profile.points), None
+                # The same file may stand under another name, and the kind may be that of a node.
+                return Profile(entry.name, kind.name, profile.points).on(kind.name, self._network(kind)), None
         return None, Missing(kind, wanted, self._key(entry, kind, wanted, digest))
 
     async def _outdated(self, profile: Profile) -> bool:
@@ -180,19 +221,27 @@ class ProfileSource:
         return self._quiet
 
     def _key(self, entry: Entry, kind: Kind, grid: Grid, digest: str) -> str:
+        node = self._node(kind)
+        if node is not None and node.welcome is not None:
+            machine, capacity = node.welcome.machine, node.welcome.capacity
+            isolation = node.welcome.isolation_of_profiles
+        else:
+            machine, capacity = cache.machine_fingerprint(), self._local.capacity_fingerprint()
+            isolation = self._local.with_ceilings().isolation()
+        own = own_kind(kind.name)
         return cache.cache_key(
             digest,
             str(msgspec.json.encode(entry.config.fields, order="deterministic")),  # protobuf's maps have no order
-            cache.machine_fingerprint() if kind.name == "cpu" else kind.name,
-            self._backend.with_ceilings().isolation(),
-            self._backend.capacity_fingerprint(),
+            machine if own == "cpu" else own,
+            isolation,
+            capacity,
             f"cotenant {__version__}, {_runtime(entry)}",
             str(grid),
         )
 
     async def _measure(self, entry: Entry, info: ModelInfo, missing: Missing, number: int, count: int) -> Profile:
         """Measure a model on the first device of a kind."""
-        name = entry.name if len(self._kinds) == 1 else f"{entry.name} on {missing.kind.name}"
+        name = entry.name if len(self.kinds) == 1 else f"{entry.name} on {missing.kind.name}"
         done = 0
 
         def measured(points: int) -> None:

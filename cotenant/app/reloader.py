@@ -61,6 +61,14 @@ class Reloader:
             if self._on_reload is not None:
                 self._on_reload(settings)
 
+    async def replan(self, reason: str) -> None:
+        """Plan for the settings in force with the devices that there are now, and roll out that plan. Raises
+        CotenantError, with nothing changed."""
+        async with self._lock:
+            deployment = await self._builder.build(self._builder.settings.load_models)
+            check_serves_something(deployment)
+            await self._server.apply(deployment, reason)
+
     async def reload_for_caller(self) -> None:
         """Reload as the HTTP front end asks for it. Raises InvalidError with the reason where that is rejected."""
         try:

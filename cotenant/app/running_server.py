@@ -43,6 +43,11 @@ class RunningServer:
         """Return the models that are offered and the plan in force."""
         return self._server.deployment
 
+    @property
+    def isolation(self) -> str:
+        """Return what isolates partitions, in a few words for people."""
+        return self._server.isolation()
+
     async def status(self) -> Status:
         """Return what `cotenant status` shows."""
         return await self._server.status()

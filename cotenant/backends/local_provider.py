@@ -14,18 +14,13 @@ POLL_SECONDS = 0.5  # between questions to the backend, which is made for two a 
 class LocalProvider:
     """Offer the devices of a backend, all of which are in use from the beginning.
 
-    A device that is lost is told as gone, and as found again when it is back. Raises DeviceError for a kind of which
+    A device that is lost is told as gone, and as found again when it is back. One that was not there before, as of a
+    node that has joined, is told as found. Raises DeviceError for a kind of which
     the backend does not know how many there are.
     """
 
     def __init__(self, backend: Backend) -> None:
-        devices = []
-        for kind in backend.fleet():
-            if kind.count is None:
-                raise DeviceError(
-                    f"the machine does not say how many devices of kind {kind.name!r} it has; set a count"
-                )
-            devices += [DeviceId(kind.name, index) for index in range(kind.count)]
+        devices = _devices(backend)
         self._backend = backend
         self._fixed = FixedProvider(devices, used=devices)
         self._used = set(devices)
@@ -57,7 +52,14 @@ class LocalProvider:
                     told.append(event)
                 case _:
                     told.append(event)
-        return told + self._health()
+        return told + self._joined() + self._health()
+
+    def _joined(self) -> list[ProviderEvent]:
+        """Take in devices that there are now and were not before."""
+        fresh = tuple(device for device in _devices(self._backend) if not self._fixed.knows(device))
+        self._fixed.add(fresh)
+        self._used.update(fresh)
+        return [DevicesFound(fresh)] if fresh else []
 
     def _health(self) -> list[ProviderEvent]:
         """Compare what is lost with what was lost when last asked."""
@@ -69,3 +71,12 @@ class LocalProvider:
         ]
         back = tuple(device for device in before if device not in self._lost and device in self._used)
         return [*told, DevicesFound(back)] if back else told
+
+
+def _devices(backend: Backend) -> list[DeviceId]:
+    devices = []
+    for kind in backend.fleet():
+        if kind.count is None:
+            raise DeviceError(f"the machine does not say how many devices of kind {kind.name!r} it has; set a count")
+        devices += [DeviceId(kind.name, index) for index in range(kind.count)]
+    return devices

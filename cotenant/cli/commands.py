@@ -63,6 +63,10 @@ COMMANDS = {
         "cotenant.cli.train:train",
     ),
     "serve": ("Serve a model repository over HTTP and gRPC until Ctrl-C.", "cotenant.cli.serve:serve"),
+    "node": (
+        "Offer this machine's devices to one server at a time, over the network, until Ctrl-C.",
+        "cotenant.cli.node:node",
+    ),
     "loadtest": (
         "Send open-loop random load to a server, and report throughput, latency and SLO attainment.",
         "cotenant.cli.loadtest:loadtest",

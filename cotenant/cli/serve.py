@@ -121,7 +121,7 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
                 up = msgspec.json.encode({"addresses": server.addresses, "plan": plan})
                 show_json(msgspec.json.format(up, indent=-1))
             else:
-                show_deployment(server.deployment, backend.isolation())
+                show_deployment(server.deployment, server.isolation)
                 show_addresses(server.addresses)
             while await reload.wait():
                 reload.clear()

@@ -10,6 +10,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from cotenant.config.cluster import (
+    ClusterEntry,
+    ClusterSettings,
+    NodeAddressEntry,
+    NodeEntry,
+    NodeSettings,
+    read_cluster_settings,
+    read_node_settings,
+)
 from cotenant.config.interference import PredictorChoice, read_interference
 from cotenant.config.jobs import JobsEntry, JobSettings, read_job_settings
 from cotenant.config.toml import (
@@ -33,7 +42,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 ForecastModel = Literal["trend", "holt-winters"]
 ControlFrom = Literal["loopback", "any"]
-BackendName = Literal["cpu", "fake", "mps", "green", "mig"]
+BackendName = Literal["cpu", "fake", "mps", "green", "mig", "none"]
 ModelControlMode = Literal["explicit", "poll", "none"]
 
 
@@ -105,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grace: seconds that a stop waits for requests in flight. event_log: file to write every event to; None: no log.
     access_log: write a line for each request. otlp_endpoint: URL that traces are exported to; None: no traces.
     state: SQLite file of what is kept over a restart; None: one for each repository beside the profile cache.
+    cluster: nodes that the server dials. node: what this machine offers as a node.
     """
 
     model_repository: Path
@@ -152,6 +162,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     otlp_endpoint: str | None
     access: AccessSettings
     jobs: JobSettings
+    cluster: ClusterSettings
+    node: NodeSettings
     models: tuple[ModelSettings, ...]
 
 
@@ -260,6 +272,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     gpu: _GpuEntry = msgspec.field(default_factory=_GpuEntry)
     mps: _MpsEntry = msgspec.field(default_factory=_MpsEntry)
     mig: _MigEntry = msgspec.field(default_factory=_MigEntry)
+    nodes: list[NodeAddressEntry] = []
+    cluster: ClusterEntry = msgspec.field(default_factory=ClusterEntry)
+    node: NodeEntry = msgspec.field(default_factory=NodeEntry)
     models: list[_ServedEntry] = []
 
 
@@ -326,6 +341,8 @@ def read_settings(path: Path | str | None = None) -> Settings:
         otlp_endpoint=_endpoint(file.otlp_endpoint, f"{place}: otlp_endpoint"),
         access=_access(file, base, place),
         jobs=read_job_settings(file.jobs, f"{place}: jobs", base, has_tokens=file.tokens.control is not None),
+        cluster=read_cluster_settings(file.nodes, file.cluster, place, base),
+        node=read_node_settings(file.node, f"{place}: node", base),
         models=models,
     )
 
@@ -402,7 +419,7 @@ def _mps(entry: _MpsEntry, base: Path, place: str) -> MpsSettings:
 
 
 def _cuts(backend: BackendName, file: _SettingsFile, place: str) -> tuple[int, ...] | None:
-    if backend in ("green", "mig") or (backend == "mps" and file.mps.static):
+    if backend in ("green", "mig", "none") or (backend == "mps" and file.mps.static):
         return None
     if backend == "mps":
         cuts = parse_cuts(file.mps.cuts, f"{place}: mps.cuts")

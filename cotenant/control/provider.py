@@ -59,6 +59,16 @@ class FixedProvider:
         self._now = 0.0
         self._counts = Counter(device.kind for device in (*self._free, *self._used))
 
+    def knows(self, device: DeviceId) -> bool:
+        """Return whether a device is of the set."""
+        return device in self._used or device in self._free
+
+    def add(self, devices: Iterable[DeviceId]) -> None:
+        """Add devices to the set, which are in use from now on."""
+        for device in devices:
+            self._used.add(device)
+            self._counts[device.kind] += 1
+
     def offers(self) -> tuple[DeviceOffer, ...]:
         return tuple(DeviceOffer(kind=kind, quota=count) for kind, count in self._counts.items())
 

@@ -76,6 +76,11 @@ class Profile:
             curve = self._curves[share, procs] = self._interpolate(share, procs)
         return curve
 
+    def on(self, kind: str, seconds: float) -> Profile:
+        """Return the profile of the model on another kind, where every batch takes so many seconds more."""
+        points = [msgspec.structs.replace(point, latency=point.latency + seconds) for point in self.points]
+        return Profile(self.model, kind, points)
+
     def memory(self, batch: int) -> int:
         """Return the bytes of one worker whose largest batch is `batch`."""
         for measured, size in self._memory:

@@ -117,6 +117,7 @@ class Server:
         )
         deployments = DeploymentManager(state, rollouts, observer, prepare)
         self._state = state
+        self._backend = backend
         self._observer = observer
         self._driver = driver
         self._rollouts = rollouts
@@ -185,13 +186,17 @@ class Server:
         """The deployment in force."""
         return self._state.deployment
 
+    def isolation(self) -> str:
+        """Return what isolates partitions, in a few words for people."""
+        return self._backend.isolation()
+
     def learnt(self) -> Learnt | None:
         """Return what adaptation has learnt; None where there is none."""
         return None if self._adaptation is None else self._adaptation.learnt()
 
-    async def apply(self, deployment: Deployment) -> None:
+    async def apply(self, deployment: Deployment, reason: str = "reload") -> None:
         """Switch to another deployment, as `DeploymentManager.apply` does."""
-        await self._deployments.apply(deployment)
+        await self._deployments.apply(deployment, reason)
 
     def reloaded(self, error: str = "") -> None:
         """Hear that the settings were read again, or why that was rejected."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.core.identity import LaneId
+from cotenant.core.identity import LaneId, own_kind
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import InvalidError, UnsupportedError
 from cotenant.live.deployment import ServableModel
@@ -66,7 +66,7 @@ def model_config(info: ModelInfo, offered: ServableModel, lanes: Mapping[LaneId,
         "output": [_tensor_config(spec, first) for spec in info.outputs],
         **batching,
         "instance_group": [
-            {"name": str(name), "kind": "KIND_CPU" if lane.device.kind == "cpu" else "KIND_GPU", "count": 1}
+            {"name": str(name), "kind": "KIND_CPU" if own_kind(lane.device.kind) == "cpu" else "KIND_GPU", "count": 1}
             for name, lane in lanes.items()
         ],
         "default_model_filename": "" if info.platform == ENSEMBLE else offered.entry.path.name,

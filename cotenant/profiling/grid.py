@@ -18,7 +18,7 @@ import numpy as np
 
 from cotenant.backends import Backend
 from cotenant.control.supervisor import HANGING
-from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.identity import DeviceId, LaneId, own_kind
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
@@ -82,7 +82,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 def grid_of(kind: Kind, shares: Sequence[int] = SHARES) -> Grid:
     """Return the grid for a kind of device: the legal shares nearest to `shares`."""
-    if kind.name == "cpu":
+    if own_kind(kind.name) == "cpu":
         return Grid(pause=CPU_PAUSE)
     return Grid(shares=_legal(kind, shares), memory=kind.memory, inputs=GPU_INPUT_SETS, separate_rows=True)
 
@@ -92,7 +92,7 @@ def coarse_grid_of(kind: Kind) -> Grid:
     full = grid_of(kind)
     return msgspec.structs.replace(
         full,
-        shares=COARSE_SHARES if kind.name == "cpu" else _legal(kind, COARSE_SHARES),
+        shares=COARSE_SHARES if own_kind(kind.name) == "cpu" else _legal(kind, COARSE_SHARES),
         batches=COARSE_BATCHES,
         seconds=COARSE_SECONDS,
         longest=COARSE_LONGEST,
@@ -448,7 +448,7 @@ class _Bench:
         latency = statistics.median(latencies)
         spread = statistics.pstdev(latencies) / latency if len(latencies) > 1 else 0.0
         ordered = sorted(latencies)
-        foreign = self._foreign.read(time.monotonic())
+        foreign = None if self._device.node else self._foreign.read(time.monotonic())  # it reads this machine
         device = statistics.median(timing.device for timing in timings)
         device_memory = max(timing.memory for timing in timings)
         return Point(

@@ -54,9 +54,9 @@ class ServingView:
         return waiting
 
     def devices(self, model: str = "") -> tuple[DeviceId, ...]:
-        """Return the devices of the plan in force. model: those alone that have it; "": all."""
+        """Return the devices of this machine that the plan in force uses. model: those alone that have it; "": all."""
         lanes = self._state.lanes_of(model) if model else self._state.lanes
-        return tuple(sorted({lane.device for lane in lanes}))
+        return tuple(sorted({lane.device for lane in lanes if not lane.device.node}))
 
     def idle_of(self, device: DeviceId, now: float) -> int | None:
         """Return the share, in ‰, of a device whose time is not the processors' that was in no batch since the last

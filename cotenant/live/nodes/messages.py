@@ -56,8 +56,8 @@ class Proof(_Message, frozen=True):
 class Welcome(_Message, frozen=True):
     """Begin a session. code: proves that the node knows the token, too; empty where it has none.
 
-    kinds: its devices. divides, isolation, capacity: as of a `Backend`. machine: describes its processors, for the key
-    of profiles.
+    kinds: its devices. divides, isolation, capacity: as of a `Backend`. machine, isolation_of_profiles: what describes
+    its processors, and isolates what is profiled there, for the key of profiles.
     """
 
     session: str
@@ -66,6 +66,7 @@ class Welcome(_Message, frozen=True):
     kinds: tuple[Kind, ...]
     divides: bool
     isolation: str
+    isolation_of_profiles: str
     capacity: str
     machine: str
 

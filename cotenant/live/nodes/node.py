@@ -352,6 +352,13 @@ def check_welcome(welcome: Welcome) -> None:
             raise NodeError(f"it says that it has {count} devices of kind {kind.name[:MAX_WORDS]!r} with cuts {cuts}")
         if not 0 <= kind.processors < 1 << 20 or list(kind.in_place) != sorted(set(kind.in_place)):
             raise NodeError(f"it says of kind {kind.name!r} what is true of none")
-    for words in (welcome.session, welcome.backend, welcome.isolation, welcome.capacity, welcome.machine):
+    for words in (
+        welcome.session,
+        welcome.backend,
+        welcome.isolation,
+        welcome.isolation_of_profiles,
+        welcome.capacity,
+        welcome.machine,
+    ):
         if len(words) > MAX_WORDS:
             raise NodeError("it says more of itself than fits")

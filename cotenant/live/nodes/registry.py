@@ -22,16 +22,15 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")  # as Kube
 class Nodes:
     """Hold the nodes of a front end. All methods belong to the event loop.
 
-    on_fleet: called when there are other devices than before: a node has answered for the first time, has other devices
-    than it had, or was removed. That a node is cut off, or back, changes none: its devices are lost meanwhile.
+    on_session: called when a node has answered, for the first time or again, and when one was removed: there may be
+    other devices than before. One that is cut off is no reason: its devices are lost meanwhile.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.on_fleet: Callable[[], None] = lambda: None
+        self.on_session: Callable[[], None] = lambda: None
         self._settings = settings
         self._nodes: dict[str, Node] = {}
         self._removed: dict[str, tuple[DeviceId, ...]] = {}  # devices that plans may still name
-        self._fleets: dict[str, tuple[Kind, ...]] = {}
         self._arena: Arena | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         self._heard = asyncio.Event()
@@ -55,12 +54,10 @@ class Nodes:
         if node is None:
             return
         self._removed[name] = node.devices()
-        had = self._fleets.pop(name, ())
         task = asyncio.get_running_loop().create_task(node.stop(f"{name} was removed"))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
-        if had:
-            self.on_fleet()
+        self.on_session()
 
     def get(self, name: str) -> Node | None:
         return self._nodes.get(name)
@@ -100,15 +97,13 @@ class Nodes:
 
     async def close(self) -> None:
         """End all sessions."""
-        self.on_fleet = lambda: None
+        self.on_session = lambda: None
         await asyncio.gather(*self._stopping, *(node.stop("the front end stops") for node in self))
 
     def _changed(self, node: Node) -> None:
         self._heard.set()
-        fleet = node.fleet()
-        if self._nodes.get(node.name) is node and node.is_up and self._fleets.get(node.name) != fleet:
-            self._fleets[node.name] = fleet
-            self.on_fleet()
+        if self._nodes.get(node.name) is node and node.is_up:
+            self.on_session()
 
 
 def check_node(name: str, address: str, *, guarded: bool, place: str = "node") -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from cotenant import __version__
 from cotenant.backends import Backend
+from cotenant.core.model import Kind
 from cotenant.core.units import show_seconds
 from cotenant.errors import NodeError
 from cotenant.live.confinement import Confinement
@@ -46,10 +47,12 @@ MAX_TEXT = 200  # characters of what a front end says of itself
 
 
 class NodeOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has for its front end. machine: describes its processors. warm_workers, confinement: of its pools.
-    grace: seconds that batches have to end once the front end has gone."""
+    """Hold what a node has for its front end. kinds: the backend's, as they are offered. machine: describes its
+    processors. warm_workers, confinement: of its pools. grace: seconds that batches have to end once the front end has
+    gone."""
 
     backend: Backend
+    kinds: tuple[Kind, ...]
     arena: Arena
     store: ModelStore
     machine: str
@@ -143,9 +146,10 @@ class Session(Receiver):
                 session=self._name,
                 code=b"" if token is None else prove(token, "node", hello.nonce, self._nonce),
                 backend=backend.name,
-                kinds=backend.fleet(),
+                kinds=self._offer.kinds,
                 divides=backend.divides,
                 isolation=backend.isolation(),
+                isolation_of_profiles=backend.with_ceilings().isolation(),
                 capacity=backend.capacity_fingerprint(),
                 machine=self._offer.machine,
             )

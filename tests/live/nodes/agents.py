@@ -53,6 +53,7 @@ async def agent_of(
     arena = Arena(size)
     offer = NodeOffer(
         backend=backend,
+        kinds=backend.fleet(),
         arena=arena,
         store=await asyncio.to_thread(ModelStore, folder, bound, repository),
         machine="a machine of a test",

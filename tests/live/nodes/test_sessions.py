@@ -268,7 +268,7 @@ def test_node_that_was_removed_is_lost_and_may_come_back(tmp_path: Path) -> None
     async def scenario() -> None:
         async with agent_of(Fake(), tmp_path) as agent, nodes_of(agent.address) as nodes:
             changes: list[int] = []
-            nodes.on_fleet = lambda: changes.append(len(nodes.fleet()))
+            nodes.on_session = lambda: changes.append(len(nodes.fleet()))
             await up(nodes)
             assert changes == [1]
             nodes.remove("node-a")
@@ -393,6 +393,7 @@ def welcome(**changes: Any) -> Welcome:
         "kinds": (Kind(name="fake"),),
         "divides": True,
         "isolation": "",
+        "isolation_of_profiles": "",
         "capacity": "",
         "machine": "",
     }
