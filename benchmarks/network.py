@@ -1,7 +1,7 @@
 """Join network namespaces of this machine to it, as hosts of a network that can be slow, lossy or cut.
 
-Needs root, `ip` and network namespaces. `veth` pairs are as fast as the kernel; a `Wire` is slower, and delays, drops or
-holds what passes: packets go through a thread of this process, since `netem` is not in every kernel.
+Needs root, `ip` and network namespaces. `veth` pairs are as fast as the kernel; a `Wire` is slower, and delays or drops
+what passes: packets go through a thread of this process, since `netem` is not in every kernel.
 """
 
 from __future__ import annotations
@@ -133,7 +133,11 @@ def _host(stack: ExitStack, *, wires: bool) -> Host:
         stack.callback(subprocess.run, ["ip", "link", "del", near], capture_output=True, check=False)
     _ip("addr", "add", f"{here}/24", "dev", near)
     _ip("link", "set", near, "up")
-    for command in (("addr", "add", f"{there}/24", "dev", far), ("link", "set", far, "up"), ("link", "set", "lo", "up")):
+    for command in (
+        ("addr", "add", f"{there}/24", "dev", far),
+        ("link", "set", far, "up"),
+        ("link", "set", "lo", "up"),
+    ):
         _ip("-n", name, *command)
     return Host(name, here, there, wire, near)
 

@@ -19,6 +19,7 @@ from cotenant.cli.options import Json, LogFormatOption, LogLevelOption, Settings
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config import Settings
+from cotenant.config.settings import check_port
 
 
 def node(
@@ -44,6 +45,7 @@ def node(
     read: Settings = load_settings(settings, log_level=log_level, log_format=log_format)
     place = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     read = msgspec.structs.replace(read, node=msgspec.structs.replace(read.node, **place))
+    check_port(read.node.port, "--port")
     if token is not None:
         read = msgspec.structs.replace(read, cluster=msgspec.structs.replace(read.cluster, token=token))
     uvloop.run(_run(read, json=json))

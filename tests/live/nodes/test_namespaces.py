@@ -108,7 +108,7 @@ def test_node_behind_a_cut_is_lost_soon_and_its_lanes_come_back(host: Host, tmp_
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_node_that_is_killed_or_stopped_is_lost(host: Host, tmp_path: Path, number: signal.Signals) -> None:
     async def scenario(node: subprocess.Popen[str], address: str) -> None:
-        async with lane_of(address, tmp_path, 2) as (_, pool, told):
+        async with lane_of(address, tmp_path, 2) as (_, _, told):
             node.send_signal(number)
             what, lane, why = await told.next()
             assert (what, lane) == ("died", LANE) and "node-a is cut off" in why

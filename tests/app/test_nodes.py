@@ -1,0 +1,233 @@
+"""A whole server over nodes that are processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cotenant
+from cotenant.app.lifecycle import running
+from cotenant.app.serving import BackgroundServer
+from cotenant.backends.none import NoDevices
+from cotenant.config import read_settings
+from cotenant.errors import ConfigError
+from cotenant.live.nodes.registry import Nodes
+from tests.cli.program import until
+
+ROW = np.arange(16, dtype=np.float32).reshape(1, 16)
+PATIENCE = 60.0
+
+# At 100/s one row in 10 ms on a whole device: two devices are needed.
+PROFILES = "model,kind,share_pct,batch,latency_ms,memory_mib\n" + "".join(
+    f"identity,cpu,{share},{batch},{1000 / share * (9 + batch):g},100\n" for share in (50, 100) for batch in (1, 2)
+)
+SETTINGS = """
+backend = "none"
+model_repository = "models"
+profiles = "profiles.csv"
+state = "state.sqlite"
+load_models = ["identity"]
+adapt = {adapt}
+http_port = 0
+grpc_port = 0
+metrics_port = 0
+
+[[models]]
+name = "identity"
+slo = "30s"
+rate = 150
+
+[cluster]
+patience = "1s"
+"""
+NODE = '[[nodes]]\nname = "{name}"\naddress = "{address}"\n'
+
+
+class NodeProcess:
+    """`cotenant node` on loopback. port: 0 for any."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "node.toml").write_text(f'warm_workers = 0\n[node]\nport = {port}\ncache = "cache"\n')
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cotenant", "node", str(folder / "node.toml"), "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = str(json.loads(self.process.stdout.readline())["address"])
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., NodeProcess]]:
+    """Starts a node by its name, and again."""
+    started: list[NodeProcess] = []
+
+    def start(name: str, port: int = 0) -> NodeProcess:
+        started.append(NodeProcess(folder / name, port))
+        return started[-1]
+
+    yield start
+    for node in started:
+        if node.process.poll() is None:
+            node.end()
+
+
+def write_settings(folder: Path, nodes: dict[str, str], *, adapt: bool = False) -> Path:
+    (folder / "profiles.csv").write_text(PROFILES)
+    path = folder / "cluster.toml"
+    listed = "".join(NODE.format(name=name, address=address) for name, address in nodes.items())
+    path.write_text(SETTINGS.format(adapt=str(adapt).lower()) + listed)
+    return path
+
+
+def states(server: BackgroundServer) -> dict[str, str]:
+    return {str(worker.lane.device): worker.state for worker in server.status().workers}
+
+
+def test_node_that_is_killed_under_load_costs_no_request(folder: Path, start: Callable[..., NodeProcess]) -> None:
+    one, two = start("one"), start("two")
+    settings = write_settings(folder, {"node-a": one.address, "node-b": two.address})
+    with cotenant.serve(settings) as server:
+        assert states(server) == {"node-a/cpu-0": "ready", "node-b/cpu-0": "ready"}
+        answers: list[list[float]] = []
+        failures: list[Exception] = []
+        stop = threading.Event()
+
+        def ask(number: int) -> None:
+            count = 0
+            while not stop.is_set():
+                count += 1
+                row = ROW + number * 1000 + count
+                try:
+                    got = server.infer("identity", {"x": row})["y"]
+                except Exception as error:  # noqa: BLE001  # each of them is what the test is about
+                    failures.append(error)
+                else:
+                    answers.append([float(got[0][0]), float(row[0][0])])
+
+        callers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for caller in callers:
+            caller.start()
+        until(lambda: len(answers) > 50)
+        two.end()
+        until(lambda: states(server)["node-b/cpu-0"] == "lost")
+        seen = len(answers)
+        until(lambda: len(answers) > seen + 50)
+        three = start("two", two.port)  # the same again, which has the models
+        assert three.address == two.address
+        until(lambda: states(server)["node-b/cpu-0"] == "ready")
+        stop.set()
+        for caller in callers:
+            caller.join()
+        assert not failures
+        assert all(got == wanted for got, wanted in answers)
+        status = server.status()
+        assert status.statistics["identity"].outcomes["served"] == len(answers)
+        with urllib.request.urlopen(f"http://{server.addresses.metrics}/metrics") as metrics:
+            assert 'device="node-b/cpu-0"' in metrics.read().decode()
+
+
+def test_node_that_answers_late_joins(folder: Path, start: Callable[..., NodeProcess]) -> None:
+    one = start("one")
+    two = start("two")
+    two.end()
+    settings = write_settings(folder, {"node-a": one.address, "node-b": two.address}, adapt=True)
+    with cotenant.serve(settings) as server:
+        assert set(states(server)) == {"node-a/cpu-0"}
+        start("two", two.port)
+        until(lambda: states(server).get("node-b/cpu-0") == "ready")
+        assert server.infer("identity", {"x": ROW})["y"].tolist() == ROW.tolist()
+
+
+def test_discovered_nodes_are_planned_for_and_removed_ones_are_not(
+    folder: Path, start: Callable[..., NodeProcess]
+) -> None:
+    one, two = start("one"), start("two")
+    settings = read_settings(write_settings(folder, {"node-a": one.address}))
+    found: list[Nodes] = []
+
+    @asynccontextmanager
+    async def discovery(nodes: Nodes) -> AsyncIterator[None]:
+        found.append(nodes)
+        yield
+
+    async def scenario() -> None:
+        async with running(settings, NoDevices(), discovery=discovery) as server:
+            (nodes,) = found
+            nodes.add("node-b", two.address)
+
+            async def planned(*devices: str) -> None:
+                async with asyncio.timeout(PATIENCE):
+                    while {str(device.id) for device in server.deployment.plan.devices} != set(devices):
+                        await asyncio.sleep(0.05)
+
+            await planned("node-a/cpu-0", "node-b/cpu-0")
+            nodes.remove("node-a")
+            await planned("node-b/cpu-0")
+            assert (await server.infer("identity", {"x": ROW}))["y"].tolist() == ROW.tolist()
+
+    asyncio.run(scenario())
+
+
+def test_server_without_devices_does_not_start(folder: Path) -> None:
+    write_settings(folder, {})
+    with (
+        pytest.raises(ConfigError, match=r'^backend = "none": this machine gives no device, and no nodes are listed'),
+        cotenant.serve(folder / "cluster.toml"),
+    ):
+        pass
+    write_settings(folder, {"node-a": "127.0.0.1:1"})
+    with (
+        pytest.raises(ConfigError, match=r'^backend = "none", and no node has answered: node-a cannot be reached'),
+        cotenant.serve(folder / "cluster.toml"),
+    ):
+        pass
+
+
+def test_listed_node_beyond_this_machine_needs_a_guard(folder: Path) -> None:
+    write_settings(folder, {"node-a": "192.0.2.1:8010"})
+    with (
+        pytest.raises(ConfigError, match=r"^node node-a: 192\.0\.2\.1 is not on this machine"),
+        cotenant.serve(folder / "cluster.toml"),
+    ):
+        pass
+
+
+def test_node_with_a_wrong_token_file_or_address_says_so(folder: Path) -> None:
+    short = folder / "short"
+    short.write_text("short\n")
+    for arguments, words in (
+        (["--token-file", str(short)], "line 1 is no token"),
+        (["--host", "0.0.0.0"], "0.0.0.0 is not on this machine, and whoever reaches a node"),  # noqa: S104
+        (["--port", "70000"], "--port: 70000 is not a port"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-m", "cotenant", "node", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert ran.returncode == 1 and "Traceback" not in ran.stderr
+        assert words in " ".join(ran.stderr.split())
