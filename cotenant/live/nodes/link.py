@@ -8,6 +8,7 @@ stay (`allocate`), and sent from where they lie. A frame that is wrong ends its 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import statistics
 import struct
@@ -30,15 +31,25 @@ MAX_FIRST_HEAD = 1 << 12  # bytes of a head before the session
 MAX_HEAD = 1 << 26  # bytes of a head: tensors below `wire.LARGE`, and lists of files
 MAX_BODY = 1 << 31  # bytes of a body
 WRITE_LIMIT = 1 << 26  # bytes that wait to be sent above which nothing more is read from the peer
+MAX_IDENTITY = 1 << 9  # characters
 FAREWELL = 1.0  # seconds until a connection that is to close is aborted
 
 MAGIC = b"CtN\x01"
 _PREFIX = struct.Struct("<4sIQ")
 _BUFFER = 1 << 16
 
+
+@functools.lru_cache(maxsize=1 << 12)
+def _identity(kind: type[Any], value: Any) -> Any:
+    """Read an identity: the same few are in every frame, and to read one takes longer than all the rest of it."""
+    if not isinstance(value, str) or len(value) > MAX_IDENTITY:
+        raise NodeError("an identity is longer than any name")
+    return decode_identity(kind, value)
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
-_from_node = msgspec.msgpack.Decoder(FromNode, dec_hook=decode_identity)
-_to_node = msgspec.msgpack.Decoder(ToNode, dec_hook=decode_identity)
+_from_node = msgspec.msgpack.Decoder(FromNode, dec_hook=_identity)
+_to_node = msgspec.msgpack.Decoder(ToNode, dec_hook=_identity)
 
 Body = memoryview | None
 
@@ -152,6 +163,9 @@ class Link(asyncio.BufferedProtocol):
             self._deliver(cast(bytes, head), body, block)
             return True
         pending = self._end - self._start
+        if not pending and len(self._buffer) == _BUFFER:
+            self._start = self._end = 0
+            return False
         if pending < _PREFIX.size:
             self._make_room(_PREFIX.size)
             return False

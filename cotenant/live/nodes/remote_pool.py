@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -86,6 +87,8 @@ class RemotePool:
         self._readings: dict[LaneId, messages.LaneReading] = {}
         self._warm = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._here = functools.lru_cache(maxsize=1 << 12)(lambda lane: lane.on(node.name))  # what lanes are called here
+        self._there = functools.lru_cache(maxsize=1 << 12)(lambda lane: lane.local)  # and on the node
         self._number = node.open_pool(self)
 
     def is_of(self, node: Node) -> bool:
@@ -242,7 +245,7 @@ class RemotePool:
         body: Body = []
         requests, _ = put_tensors(payloads, body)
         self._flights[lane] = _Flight(batch, model, rows, len(payloads), time.monotonic(), payloads)
-        self._node.link.send(messages.Batch(self._number, lane.local, batch, model, requests), body)
+        self._node.link.send(messages.Batch(self._number, self._there(lane), batch, model, requests), body)
 
     def poll(self) -> None:
         """Do nothing: the event loop receives what the node sends."""
@@ -328,7 +331,7 @@ class RemotePool:
         return None
 
     def _answered(self, message: messages.Answers, body: memoryview | None, block: Block | None) -> None:
-        lane = message.lane.on(self._node.name)
+        lane = self._here(message.lane)
         flight = self._landed(lane, message.batch)
         if flight is None:
             return
