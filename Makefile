@@ -9,7 +9,7 @@ TORCH := torch==2.13.0 torchvision==0.28.0
 # as its installation page has it: `make test TORCH_INDEX=https://…`.
 TORCH_INDEX ?=
 
-.PHONY: demo test check test-slow mutants fuzz chaos soak compiled bench gpu-check clean
+.PHONY: demo test check test-slow mutants fuzz chaos soak cluster compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -46,6 +46,11 @@ chaos: $(TESTABLE)
 # An hour of mixed traffic under faults; MINUTES for another time.
 soak: $(TESTABLE)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60)
+
+# One server over two nodes, each in a network namespace of this machine: one is killed under load, and nothing is lost.
+# Needs root and Linux; about a minute.
+cluster: $(TOOLS)
+	$(BIN)/python -m benchmarks.cluster
 
 # A wheel for this machine, in dist/, in which what runs for every request is machine code. Needs a C compiler.
 compiled: $(TOOLS)

@@ -18,13 +18,13 @@ _CUT = re.compile(r"^(\S+) ERROR: (\S+) is cut off", re.MULTILINE)
 
 
 @contextmanager
-def node_at(host: Host, folder: Path, settings: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def node_at(host: Host, folder: Path, settings: str, *, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `cotenant node` in a namespace; yield the process and its address. folder: for its files. settings: TOML."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "token").write_text(TOKEN)
     path = folder / "node.toml"
     path.write_text(
-        f'{settings}\n[cluster]\ntoken = "token"\n[node]\nhost = "{host.address}"\nport = 0\ncache = "models"\n'
+        f'{settings}\n[cluster]\ntoken = "token"\n[node]\nhost = "{host.address}"\nport = {port}\ncache = "models"\n'
     )
     node = host.start(
         [sys.executable, "-m", "cotenant", "node", str(path), "--json"], stdout=subprocess.PIPE, text=True
