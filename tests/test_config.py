@@ -102,7 +102,12 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
         ('"v100"', '"v\\u0000"', "devices[0].kind: 'v\\x00' contains a NUL character; rename it"),
         ("count = 4", "count = 4.5", "devices[0].count: a number stands here; write a whole number"),
         ('"32GiB"', "32", "devices[0].memory: '32' has no unit of memory; write it as"),
-        ('"v100"', '"v100/16"', "devices[0].kind: 'v100/16' must not contain '/'; rename it"),
+        ('"v100"', '"a/v100/16"', "devices[0].kind: 'a/v100/16' is neither KIND nor NODE/KIND; rename it"),
+        (
+            "count = 4",
+            'count = 4\nnetwork = "1ms"',
+            "devices[0].network: 'v100' is no kind of a node, such as 'node-a/v100'",
+        ),
         ("price = 3.06", "price = -1", "devices[0].price: -1 must be finite and at least 0"),
         ("cuts = [10", "cuts = [0", "devices[0].cuts: a share of 0 % must lie above 0 and at most at 100"),
         ("cuts = [10, 20, 40, 12.5, 100]", "cuts = []", "devices[0].cuts: no share is legal; write at least one"),
@@ -209,6 +214,17 @@ def test_read_problem_with_a_geometry_sets_cuts_and_memory(tmp_path: Path) -> No
     assert kind.memory == round(39.25 * 2**30)
     (kind,) = read_problem(written(tmp_path, text)).fleet
     assert kind.memory == 32 << 30
+
+
+def test_read_problem_with_devices_of_a_node_adds_the_network_to_their_kind(tmp_path: Path) -> None:
+    text = PROBLEM + '[[devices]]\nkind = "node-a/v100"\ncount = 2\ncuts = [20, 100]\nnetwork = "0.5ms"\n'
+    problem = read_problem(written(tmp_path, text.replace("count = 4", "count = 1").replace("200\n", "2000\n")))
+    assert [kind.name for kind in problem.fleet] == ["v100", "node-a/v100"]
+    here, there = (problem.profiles["resnet50", kind.name] for kind in problem.fleet)
+    assert there.latency(1, 200) == pytest.approx(here.latency(1, 200) + 0.0005)
+    plan = plan_problem(problem)
+    assert {str(device.id) for device in plan.devices} >= {"node-a/v100-0", "node-a/v100-1"}
+    assert check(plan, problem) == [] and type(plan).from_json(plan.to_json()).devices == plan.devices
 
 
 def test_read_problem_with_unused_profiles_ignores_them(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from cotenant.control.controller_status import ModelState
 from cotenant.core.identity import LaneId
 from cotenant.core.request import Outcome
 from cotenant.live.metrics import AdaptationReading, LaneReading, RolloutReading, ServerCollector, render
+from cotenant.live.nodes.node_status import NodeStatus
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.measure.histogram import Histogram
@@ -57,6 +58,9 @@ def exported() -> dict[str, set[str]]:
         backend="cpu",
         isolation="",
         jobs=[running(deadline=1e9)],
+        nodes=[
+            NodeStatus(name="n", address="h:1", up=True, reason="", round_trip=1e-3, sessions=1, devices={"cpu": 1})
+        ],
     )
     names: defaultdict[str, set[str]] = defaultdict(set)
     parse: Callable[[str], Iterable[Metric]] = parse_openmetrics

@@ -166,3 +166,63 @@ def test_read_settings_with_a_mistake_names_its_place(tmp_path: Path, text: str,
     path.write_text(text)
     with pytest.raises(ConfigError, match="^" + re.escape(f"{path}: {message}")):
         read_settings(path)
+
+
+def test_read_settings_of_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text("""
+backend = "none"
+
+[[nodes]]
+name = "node-a"
+address = "10.0.0.2:8010"
+
+[cluster]
+token = "token"
+certificate = "certificate.pem"
+key = "key.pem"
+authority = "authority.pem"
+patience = "3s"
+
+[node]
+host = "10.0.0.1"
+port = 8011
+cache = "models"
+cache_size = "1GiB"
+model_repository = "shared"
+""")
+    settings = read_settings(path)
+    cluster, node = settings.cluster, settings.node
+    assert [(each.name, each.address) for each in cluster.nodes] == [("node-a", "10.0.0.2:8010")]
+    assert (cluster.token, cluster.key, cluster.patience) == (tmp_path / "token", tmp_path / "key.pem", 3.0)
+    assert (cluster.certificate, cluster.authority) == (tmp_path / "certificate.pem", tmp_path / "authority.pem")
+    assert (node.host, node.port, node.cache_size) == ("10.0.0.1", 8011, 1 << 30)
+    assert (node.cache, node.model_repository) == (tmp_path / "models", tmp_path / "shared")
+    assert settings.cuts is None
+
+
+def test_read_settings_without_nodes_has_none() -> None:
+    settings = read_settings()
+    assert settings.cluster.nodes == () and settings.cluster.token is None
+    assert (settings.node.host, settings.node.port, settings.node.cache_size) == ("127.0.0.1", 8010, 20 << 30)
+
+
+A = '[[nodes]]\nname = "a"\naddress = "h:1"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (A + A.replace("h:1", "h:2"), "nodes[1]: 'a' at 'h:2' has the name or the address of 'a'; keep one entry"),
+        (A + A.replace('"a"', '"b"'), "nodes[1]: 'b' at 'h:1' has the name or the address of 'a'; keep one entry"),
+        ('[cluster]\nkey = "k"\n', "cluster.certificate: it is missing; certificates are of both ends"),
+        ("[node]\nport = 70000\n", "node.port: 70000 is not a port"),
+        ('[node]\ncache_size = "much"\n', "node.cache_size: "),
+        ('[[nodes]]\nname = "a"\n', "address"),
+    ],
+)
+def test_read_settings_with_a_mistake_in_nodes_names_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_settings(path)

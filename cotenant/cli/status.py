@@ -100,6 +100,13 @@ def status_view(status: Status) -> RenderableType:
     jobs: list[RenderableType] = []
     if status.jobs:
         jobs = [jobs_table(status.jobs, now), *map(Text, job_notes(status.jobs, now))]
+    nodes: list[RenderableType] = []
+    if status.nodes:
+        listed = table("nodes", "node", "address", "state", "devices", ">round trip", ">sessions")
+        for *cells, reason in (node.row() for node in status.nodes):
+            listed.add_row(*map(escape, cells))
+            nodes += [Text(reason, style="red")] if reason else []
+        nodes.insert(0, listed)
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
     rejected = [Text(status.reload_error, style="red")] if status.reload_error else []
     return Group(
@@ -109,6 +116,7 @@ def status_view(status: Status) -> RenderableType:
         *notes,
         plan_bars(plan),
         workers,
+        *nodes,
         Text(status.isolation),
         rollout,
         rollouts,

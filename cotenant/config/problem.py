@@ -27,6 +27,7 @@ from cotenant.config.toml import (
 from cotenant.core import mig, units
 from cotenant.core.application import Application
 from cotenant.core.background_job import BackgroundJob
+from cotenant.core.identity import DeviceId, own_kind
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profile, Profiles, read_profiles
 from cotenant.errors import ConfigError, PlanError
@@ -57,6 +58,7 @@ class _DeviceEntry(msgspec.Struct, forbid_unknown_fields=True):
     geometry: str | None = None
     max_partitions: int | None = None
     processors: float | None = None
+    network: str | int | float | None = None
 
 
 class _JobEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,6 +105,8 @@ def read_problem(path: Path | str) -> Problem:
     if not models:
         raise ConfigError(f"{path}: no models; list [[models]], or [[applications]] of them")
     fleet = tuple(_kind(entry, f"{path}: devices[{i}]") for i, entry in enumerate(file.devices))
+    for entry, kind in zip(file.devices, fleet, strict=True):
+        profiles |= _on_node(entry, kind, profiles, f"{path}: devices of {kind.name}")
     kinds = {kind.name for kind in fleet}
     for i, model in enumerate(models):
         if not any((model.name, kind) in profiles for kind in kinds):
@@ -237,8 +241,13 @@ def _job(entry: _JobEntry, kinds: set[str], profiles: Profiles, place: str) -> B
 def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.price is not None and not 0 <= entry.price < float("inf"):
         raise ConfigError(f"{place}.price: {entry.price:g} must be finite and at least 0")
-    if "/" in parse_name(entry.kind, f"{place}.kind"):
-        raise ConfigError(f"{place}.kind: {entry.kind!r} must not contain '/'; rename it")
+    parse_name(entry.kind, f"{place}.kind")
+    try:
+        DeviceId(entry.kind)
+    except ConfigError:
+        raise ConfigError(f"{place}.kind: {entry.kind!r} is neither KIND nor NODE/KIND; rename it") from None
+    if entry.network is not None and entry.kind == own_kind(entry.kind):
+        raise ConfigError(f"{place}.network: {entry.kind!r} is no kind of a node, such as 'node-a/{entry.kind}'")
     if entry.max_partitions is not None and entry.max_partitions < 1:
         raise ConfigError(f"{place}.max_partitions: {entry.max_partitions} must be at least 1")
     if entry.processors is not None and not 0 < entry.processors <= MAX_PROCESSORS:
@@ -265,6 +274,19 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.memory is None:
         return kind
     return msgspec.structs.replace(kind, memory=units.parse_memory(str(entry.memory), f"{place}.memory"))
+
+
+def _on_node(entry: _DeviceEntry, kind: Kind, profiles: Profiles, place: str) -> dict[tuple[str, str], Profile]:
+    """Return what models take on a kind of a node: what they take on that kind anywhere, and the network more."""
+    own = own_kind(kind.name)
+    if own == kind.name:
+        return {}
+    network = 0.0 if entry.network is None else units.parse_seconds(str(entry.network), f"{place}.network")
+    return {
+        (model, kind.name): profile.on(kind.name, network)
+        for (model, of), profile in profiles.items()
+        if of == own and (model, kind.name) not in profiles
+    }
 
 
 def _useful(kind: Kind, models: list[str], profiles: Profiles, place: str) -> None:

@@ -230,7 +230,7 @@ class _JobFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _DeviceFile(msgspec.Struct, forbid_unknown_fields=True):
-    kind: Annotated[str, msgspec.Meta(pattern="^[^/]+$")]  # as in a DeviceId
+    kind: Annotated[str, msgspec.Meta(pattern="^[^/]+(/[^/]+)?$")]  # as in a DeviceId
     id: Annotated[int, msgspec.Meta(ge=0)]
     partitions: list[_PartitionFile]
     jobs: list[_JobFile] | msgspec.UnsetType = msgspec.UNSET  # only with best-effort jobs

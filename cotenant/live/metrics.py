@@ -27,6 +27,7 @@ from cotenant.core.job import JobStatus
 from cotenant.core.request import Outcome
 from cotenant.core.units import WHOLE
 from cotenant.live.job_metrics import job_families
+from cotenant.live.nodes.node_status import NodeStatus, node_families
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.statistics import ModelCounts
 from cotenant.measure.histogram import Histogram
@@ -104,9 +105,9 @@ class ServerCollector(Collector):
     """Collect a server's metrics, and those of its process.
 
     lanes: of the plan in force; others have no series. workers: how many there are, by state. backend: its name;
-    isolation: in words, what enforces the shares of workers. jobs: best-effort jobs. It may be collected in a thread
-    while the event loop goes on counting: tables that grow are copied at once, lanes and latencies have been read
-    before.
+    isolation: in words, what enforces the shares of workers. jobs: best-effort jobs. nodes: where there are any. It may
+    be collected in a thread while the event loop goes on counting: tables that grow are copied at once, lanes and
+    latencies have been read before.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class ServerCollector(Collector):
         backend: str,
         isolation: str,
         jobs: Iterable[JobStatus] = (),
+        nodes: Iterable[NodeStatus] = (),
     ) -> None:
         self._models = list(models)
         self._lanes = list(lanes)
@@ -133,6 +135,7 @@ class ServerCollector(Collector):
         self._latencies = {model.name: _read_durations(model.ledger.latency, _BUCKETS) for model in self._models}
         self._backend = {"backend": backend, "isolation": isolation}
         self._jobs = tuple(jobs)
+        self._nodes = tuple(nodes)
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("cotenant_build", "Version of the server.", {"version": __version__})
@@ -146,6 +149,8 @@ class ServerCollector(Collector):
         yield from self._rollout()
         if self._adaptation is not None:
             yield from self._adapt(self._adaptation)
+        if self._nodes:
+            yield from node_families(self._nodes)
         if self._jobs:
             yield from job_families(self._jobs)
         yield from _PROCESS.collect()

@@ -14,6 +14,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
 from cotenant.core.units import show_seconds
 from cotenant.live.control_driver import WorkerStatus
+from cotenant.live.nodes.node_status import NodeStatus
 from cotenant.live.oip import IndexEntry
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.profile_corrections import ProfileCorrection
@@ -173,7 +174,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
     come from outside, by model. startup: how far the start is, in words; empty once the server has started.
     reload_error: why the last reload of the settings was rejected; empty where it was not. adaptation: None where the
-    plan stays as it was made. jobs: best-effort jobs, the oldest first."""
+    plan stays as it was made. jobs: best-effort jobs, the oldest first. nodes: none where devices are of this machine
+    alone."""
 
     backend: str
     isolation: str
@@ -189,6 +191,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reload_error: str = ""
     adaptation: AdaptationStatus | None = None
     jobs: tuple[JobStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
 
     def rows(self, plan: Plan) -> list[list[str]]:
         """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other

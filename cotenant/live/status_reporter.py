@@ -16,6 +16,7 @@ from cotenant.live.adaptation import Adaptation
 from cotenant.live.driver import Driver
 from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
+from cotenant.live.nodes.node_status import node_statuses
 from cotenant.live.page.totals import Totals, read_totals
 from cotenant.live.process import private_memory
 from cotenant.live.rollout_driver import RolloutDriver
@@ -98,6 +99,7 @@ class StatusReporter:
             reload_error=seen.reload_error,
             adaptation=seen.adaptation,
             jobs=seen.jobs,
+            nodes=node_statuses(self._backend),
         )
 
     def totals(self, now: float) -> Totals:
@@ -135,6 +137,7 @@ class StatusReporter:
             rollouts=self.rollout_reading(),
             adaptation=None if self._adaptation is None else self._adaptation.reading(),
             jobs=self._state.jobs(),
+            nodes=node_statuses(self._backend),
             backend=self._backend.name,
             isolation=self._backend.isolation(),
         )

@@ -145,7 +145,15 @@ def test_node_that_is_killed_under_load_costs_no_request(folder: Path, start: Ca
         status = server.status()
         assert status.statistics["identity"].outcomes["served"] == len(answers)
         with urllib.request.urlopen(f"http://{server.addresses.metrics}/metrics") as metrics:
-            assert 'device="node-b/cpu-0"' in metrics.read().decode()
+            told = metrics.read().decode()
+        assert 'device="node-b/cpu-0"' in told
+        assert 'cotenant_node_up{node="node-a"} 1.0' in told
+        assert 'cotenant_node_sessions_total{node="node-b"} 2.0' in told
+        assert [(node.name, node.up, node.sessions, node.devices) for node in status.nodes] == [
+            ("node-a", True, 1, {"cpu": 1}),
+            ("node-b", True, 2, {"cpu": 1}),
+        ]
+        assert status.nodes[0].round_trip > 0
 
 
 def test_node_that_answers_late_joins(folder: Path, start: Callable[..., NodeProcess]) -> None:

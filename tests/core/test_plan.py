@@ -85,7 +85,7 @@ def test_plan_rates_sum_placements_and_device_free_is_unallocated() -> None:
             r"a share of 120 %",
         ),
         ({"devices": [{"kind": "k", "id": -1, "partitions": []}]}, r"Expected `int` >= 0 - at `\$.devices\[0\].id`"),
-        ({"devices": [{"kind": "a/b", "id": 0, "partitions": []}]}, r"- at `\$.devices\[0\].kind`"),
+        ({"devices": [{"kind": "a/b/c", "id": 0, "partitions": []}]}, r"- at `\$.devices\[0\].kind`"),
         ({"scale": "all"}, r"p.json: not a plan: Expected `float`, got `str` - at `\$.scale`"),
         ({"scales": 1}, r"unknown field `scales`"),
     ],
