@@ -39,9 +39,11 @@ SEED ?= 0
 fuzz: $(TESTABLE)
 	$(BIN)/python -m tests.security.fuzz --count $(COUNT) --seed $(SEED)
 
-# Faults by seed, in virtual time: COUNT schedules from SEED on. Each that fails is printed with what it takes.
+# Faults by seed, in virtual time: COUNT schedules from SEED on. Each that fails is printed with what it takes. MACHINES=one
+# for a server alone, MACHINES=many for front ends and nodes, with the network between them.
+MACHINES ?= one
 chaos: $(TESTABLE)
-	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED)
+	$(BIN)/python -m tests.chaos --count $(COUNT) --seed $(SEED) --machines $(MACHINES)
 
 # An hour of mixed traffic under faults; MINUTES for another time.
 soak: $(TESTABLE)

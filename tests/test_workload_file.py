@@ -129,6 +129,17 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
         Failure(parts=(DeviceId.parse("v100-0"), DeviceId.parse("v100-1")), time=60.0, back=30.0),
         Failure(parts=(LaneId.parse("v100-2/1"),), time=0.0),
     )
+    file.write_text(
+        "workload = []\n[[failures]]\nnodes = ['node-a']\ntime = '1s'\nback = '5s'\n"
+        "[[failures]]\nnodes = ['node-a', 'node-b']\ntime = '2s'\nnoticed = '0s'\n"
+    )
+    assert read_failures(file) == (
+        Failure(nodes=("node-a",), time=1.0, back=5.0, noticed=0.8),
+        Failure(nodes=("node-a", "node-b"), time=2.0, noticed=0.0),
+    )
+    file.write_text("workload = []\n[[failures]]\nparts = ['v100-0']\ntime = '1s'\nnoticed = '1s'\n")
+    with pytest.raises(ConfigError, match=r"failures\[0\]: noticed: it is about nodes, and none are named"):
+        read_failures(file)
     file.write_text("workload = []\n[[failures]]\nparts = []\ntime = '1s'\n")
     with pytest.raises(ConfigError, match=r"w\.toml: failures\[0\]: a failure of nothing; name a worker such as"):
         read_failures(file)

@@ -17,7 +17,7 @@ from cotenant.core.identity import parse_identity
 from cotenant.errors import ConfigError
 from cotenant.workload import Source, Workload
 from cotenant.workload.arrivals import Floats
-from cotenant.workload.failures import Failure
+from cotenant.workload.failures import NOTICED, Failure
 from cotenant.workload.mlperf import SAMPLES_PER_QUERY
 from cotenant.workload.shapes import hills, wave
 from cotenant.workload.sources import ClosedLoop, Curve, Gamma, MarkovModulated, Offline, Poisson, Uniform
@@ -105,9 +105,11 @@ class _MultiStream(_Entry, kw_only=True):
 
 
 class _FailureEntry(msgspec.Struct, forbid_unknown_fields=True):
-    parts: list[str]
     time: Duration
+    parts: list[str] = []
+    nodes: list[str] = []
     back: Duration | None = None
+    noticed: Duration | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -181,7 +183,17 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
         with _at(f"{path}: failures[{index}]"):
             back = math.inf if entry.back is None else _seconds(entry.back, "back")
             parts = tuple(parse_identity(part) for part in entry.parts)
-            failures.append(Failure(parts=parts, time=_seconds(entry.time, "time"), back=back))
+            if entry.noticed is not None and not entry.nodes:
+                raise ConfigError("noticed: it is about nodes, and none are named; leave it out")
+            failures.append(
+                Failure(
+                    parts=parts,
+                    nodes=tuple(entry.nodes),
+                    time=_seconds(entry.time, "time"),
+                    back=back,
+                    noticed=NOTICED if entry.noticed is None else _seconds(entry.noticed, "noticed"),
+                )
+            )
     return tuple(failures)
 
 

@@ -142,6 +142,8 @@ def simulate(
         driver.start(plan, problem.rates if adaptation.rates is None else adaptation.rates)
     if problem.applications:
         handle = Applications(handle or Dispatcher().handle, drawn_fanouts(problem.applications, seed)).handle
+    if workers.cuts:
+        handle = workers.hearing(handle or Dispatcher().handle)
     _run(workers, watched, ledgers, workload, service, seconds, seed, handle, over, driver, processors, jobs)
     report = Report.of("simulated", watched, ledgers, seconds, timeouts=workload.timeouts)
     return report if jobs is None else msgspec.structs.replace(report, jobs=jobs.finish())

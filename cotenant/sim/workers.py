@@ -54,10 +54,12 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Plan
 from cotenant.errors import ConfigError, PlanError
 from cotenant.planners import Problem
-from cotenant.runtime.events import ApplicationSpec, Drained, LaneSpec, Run
+from cotenant.runtime.events import ApplicationSpec, Drained, Finished, LaneSpec, Run
+from cotenant.runtime.events import Command as RuntimeCommand
+from cotenant.runtime.events import Event as RuntimeEvent
 from cotenant.runtime.lane_assignment import LaneAssignment, LaneMatcher
 from cotenant.runtime.lane_specs import workers_per_partition
-from cotenant.sim.loop import Tell
+from cotenant.sim.loop import Handle, Tell
 from cotenant.workload.failures import Failure
 
 # A simulated worker always becomes ready unless its device fails: it must not time out before.
@@ -94,6 +96,8 @@ class Workers:
         self._lanes: dict[LaneId, LaneAssignment] = {}  # all lanes of the run so far
         self._wanted: dict[LaneId, LaneAssignment] = {}  # of the rollout in progress
         self._failures: list[Failure] = []
+        self.cuts = 0  # failures that cut nodes off
+        self._unheard: list[Finished] = []  # what nodes that are cut off have finished
         self._revisions = itertools.count(1)
         self._by_hand: set[int] = set()  # revisions of which memory must hold the workers
         self.on_rollout_ended: Callable[[RolloutEnded, float], None] = lambda ended, now: None
@@ -112,10 +116,9 @@ class Workers:
         for failure in failures:
             if not any(failure.hits(name) for name in names):
                 there = ", ".join(names) or "none"
-                raise ConfigError(
-                    f"a failure of {', '.join(failure.parts)}: no partition is there; the plan has {there}"
-                )
+                raise ConfigError(f"a failure of {failure.names}: no partition is there; the plan has {there}")
             self.at(failure.time, partial(self._fail, failure))
+            self.cuts += bool(failure.nodes)
 
     def change(self, changes: Iterable[tuple[float, Plan]]) -> None:
         """Schedule a request for a plan. The run raises PlanError where a device has no memory for its workers in
@@ -184,7 +187,10 @@ class Workers:
     def _fail(self, failure: Failure, now: float) -> None:
         """Fail lanes, whose workers restart later, or devices, until they are back."""
         self._failures.append(failure)
-        reason = f"{', '.join(failure.parts)} failed"
+        if failure.nodes:
+            step = partial(self._notice if failure.is_noticed else self._answer_late, failure)
+            self.at(now + min(failure.noticed, failure.back), step)
+        reason = f"{failure.names} failed"
         lanes = self.orchestrator.supervisor.lanes()
         hit = [
             (part, lanes[part].incarnation)
@@ -200,8 +206,38 @@ class Workers:
         if hit:
             self._feed(WorkersExited(tuple(hit), reason), now)
 
+    def _notice(self, failure: Failure, now: float) -> None:
+        """Notice that nodes are cut off: all that runs there is lost."""
+        known = {DeviceId(kind.name, index) for kind in self._problem.fleet for index in range(kind.count or 0)}
+        known |= {lane.device for lane in self._lanes}
+        devices = tuple(sorted(device for device in known if device.node in failure.nodes))
+        for device in devices:
+            self.at(failure.time + failure.back, partial(self._restore, device))
+        reason = f"{', '.join(failure.nodes)} cut off"
+        self._unheard = [event for event in self._unheard if event.lane.device.node not in failure.nodes]
+        self._feed(DevicesLost(dict.fromkeys(devices, reason)), now)
+        self.on_devices_lost(devices, reason, now)
+
+    def _answer_late(self, failure: Failure, now: float) -> None:
+        """Tell what nodes have finished while they were cut off, which nobody noticed."""
+        for event in [event for event in self._unheard if event.lane.device.node in failure.nodes]:
+            self._unheard.remove(event)
+            self._tell(event, now)  # it may be cut off by another failure still
+
+    def hearing(self, handle: Handle) -> Handle:
+        """Return a dispatcher's `handle` that is not told of batches whose answers do not arrive: for ever, or until
+        their node is back where nobody has noticed by then."""
+
+        def hear(event: RuntimeEvent, now: float) -> list[RuntimeCommand]:
+            if type(event) is Finished and any(failure.silences(event.lane, now) for failure in self._failures):
+                self._unheard.append(event)
+                return []
+            return handle(event, now)
+
+        return hear
+
     def _restore(self, device: DeviceId, now: float) -> None:
-        if not any(device in failure.parts and failure.covers(now) for failure in self._failures):
+        if not any(failure.loses(device) and failure.covers(now) for failure in self._failures):
             self._feed(DeviceRestored(device), now)
             self.on_device_restored(device, now)
 

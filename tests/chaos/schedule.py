@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -106,13 +107,23 @@ def make(seed: int) -> Schedule:
     )
 
 
-def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], attempts: int = 120) -> Schedule:
+class _WithSteps(Protocol):
+    @property
+    def steps(self) -> tuple[Step, ...]: ...
+
+
+_Schedule = TypeVar("_Schedule", bound=_WithSteps)
+
+
+def shrink(schedule: _Schedule, fails: Callable[[_Schedule], bool], attempts: int = 120) -> _Schedule:
     """Return a schedule that still fails, and from which no step can be left out, as far as `attempts` runs tell."""
     size = len(schedule.steps) // 2
     while size and attempts > 0:
         start, before = 0, schedule
         while start < len(schedule.steps) and attempts > 0:
-            fewer = msgspec.structs.replace(schedule, steps=schedule.steps[:start] + schedule.steps[start + size :])
+            fewer = msgspec.structs.replace(
+                cast(Any, schedule), steps=schedule.steps[:start] + schedule.steps[start + size :]
+            )
             attempts -= 1
             if fails(fewer):
                 schedule = fewer

@@ -114,6 +114,50 @@ def test_simulate_worker_death_costs_time_until_its_restart() -> None:
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
 
+def on_nodes(*nodes: str) -> tuple[Problem, Plan]:
+    """The problem and the plan with a device on each of some nodes, half of the rates for each."""
+    fleet = tuple(Kind(name=f"{node}/cpu") for node in nodes)
+    profiles = {(name, kind.name): profile(name, 0.0).on(kind.name, 0.0005) for name in "ab" for kind in fleet}
+    devices = tuple(Device(id=DeviceId("cpu", node=node), partitions=SPLIT) for node in nodes)
+    return msgspec.structs.replace(PROBLEM, fleet=fleet, profiles=profiles), Plan(planner="hand", devices=devices)
+
+
+def test_simulate_batches_on_a_node_take_the_network_more() -> None:
+    seldom = Workload.poisson({"b": 2.0})
+    here = row(simulate(PROBLEM, PLAN, seldom, seconds=50), "b")
+    there = row(simulate(*on_nodes("node-a"), seldom, seconds=50), "b")
+    assert here.p50 is not None and there.p50 is not None
+    assert there.p50 - here.p50 == pytest.approx(0.0005, abs=0.0001)
+
+
+def test_simulate_cut_node_costs_what_it_holds_until_it_is_noticed() -> None:
+    problem, plan = on_nodes("node-a", "node-b")
+
+    def lost(**cut: float) -> int:
+        report = simulate(problem, plan, seconds=10, failures=[Failure(nodes=("node-a",), time=4.0, **cut)])
+        assert sum(sum(each.outcomes.values()) for each in report.models) == whole
+        return sum(each.outcomes["rejected"] + each.outcomes["expired"] for each in report.models)
+
+    report = simulate(problem, plan, seconds=10)
+    whole = sum(sum(each.outcomes.values()) for each in report.models)
+    assert all(each.attainment is not None and each.attainment > 0.99 for each in report.models)
+    at_once, noticed, late = (lost(noticed=seconds) for seconds in (0.0, 0.8, 3.0))
+    assert at_once == 0  # the other node serves all
+    # Each lane that is cut off holds a batch that nobody answers, and expires what is queued behind it.
+    assert 0 < noticed <= late
+    assert lost(noticed=0.8, back=1.0) <= noticed + 10
+
+
+def test_simulate_cut_that_ends_before_it_is_noticed_only_delays_answers() -> None:
+    problem, plan = on_nodes("node-a")
+    workload = Workload.poisson({"a": 50.0, "b": 50.0})
+    cut = Failure(nodes=("node-a",), time=4.0, back=0.03)
+    report = simulate(problem, plan, workload, seconds=10, failures=[cut], startup=60.0)
+    assert sum(each.outcomes["served"] for each in report.models) == sum(
+        sum(each.outcomes.values()) for each in report.models
+    )
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
 def test_simulate_every_arrival_ends_exactly_once(factor: float) -> None:
     """Whatever breaks, comes back or not, and whatever plan comes next: also of those who wait for their answers."""
