@@ -7,6 +7,7 @@
     ├── RolloutError       a plan revision that did not come into force: superseded, aborted, too little memory
     ├── WorkerError        a worker that did not start, died, or failed a batch
     ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
+    ├── LeaseError         another front end serves in place of this one
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
@@ -55,6 +56,10 @@ class WorkerError(CotenantError):
 
 
 class DeviceError(CotenantError):
+    pass
+
+
+class LeaseError(CotenantError):
     pass
 
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cotenant.app.server_state import state_path
+from cotenant.app.server_state import local_path
 from cotenant.config import Settings
 from cotenant.control.jobs.events import StoredJob
 from cotenant.core.identity import decode_identity
@@ -47,7 +47,7 @@ def jobs_folder(settings: Settings) -> Path:
     """Return the folder of the settings, by default one for each state of a server, beside that."""
     if settings.jobs.folder is not None:
         return settings.jobs.folder
-    state = state_path(settings)
+    state = local_path(settings)  # jobs run on this machine
     return state.with_name(f"{state.stem}.jobs")
 
 

@@ -15,7 +15,8 @@ from cotenant.app.backend import worker_confinement
 from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
 from cotenant.app.job_store import open_jobs
 from cotenant.app.jobs import taking_jobs
-from cotenant.app.nodes import Discovery, connected, following_nodes
+from cotenant.app.lease import FrontEndLease
+from cotenant.app.nodes import Discovery, clustered, following_nodes, joined, let_go
 from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.refinement import refining
 from cotenant.app.reloader import Reloader
@@ -81,7 +82,8 @@ async def running(
     limits = Limits(body=settings.max_body, memory=settings.max_memory)
     memory = MemoryBudget(limits.memory)  # of both front ends and shared memory together
     async with (
-        connected(settings, backend, discovery) as devices,
+        FrontEndLease(settings.cluster.lease) as lease,
+        clustered(settings, backend, discovery) as devices,
         tracing(settings.otlp_endpoint) as tracer,
         _opened(settings.event_log) as log,
         open_jobs(settings) as jobs,
@@ -137,12 +139,10 @@ async def running(
                 metrics=await _listen(metrics, metrics_host, settings.metrics_port),
             )
             poller = _repository_poller(server, builder)
-            if poller is not None:
-                await poller.begin()
-            prepared = await (prepare or prepare_deployment)(builder)
-            check_serves_something(prepared.deployment)
-            await server.start(prepared.deployment, prepared.learnt)
             async with (
+                lease.held(server.starting, lambda reason: let_go(devices)),
+                joined(settings, devices, discovery),
+                _started(server, builder, poller, prepare or prepare_deployment),
                 _kept(server, builder),
                 _following(poller, settings.repository_poll_interval),
                 refining(settings, backend, server, builder),
@@ -154,6 +154,19 @@ async def running(
             await server.drain(settings.grace)
             await asyncio.gather(http.stop(settings.grace), metrics.stop(0.0), grpc.stop(settings.grace))
             await server.stop(WORKER_GRACE)
+
+
+@asynccontextmanager
+async def _started(
+    server: Server, builder: DeploymentBuilder, poller: RepositoryPoller | None, prepare: Prepare
+) -> AsyncIterator[None]:
+    """Put the first deployment into force."""
+    if poller is not None:
+        await poller.begin()
+    prepared = await prepare(builder)
+    check_serves_something(prepared.deployment)
+    await server.start(prepared.deployment, prepared.learnt)
+    yield
 
 
 def check_ports(settings: Settings) -> None:

@@ -42,29 +42,42 @@ Discovery = Callable[[Nodes], AbstractAsyncContextManager[None]]
 
 
 @asynccontextmanager
-async def connected(settings: Settings, backend: Backend, discovery: Discovery | None = None) -> AsyncIterator[Backend]:
-    """Return the devices of this machine, and of the nodes that the settings list or that are discovered. Waits for
-    those listed; one that does not answer joins later. Raises ConfigError."""
-    cluster = settings.cluster
-    if not cluster.nodes and discovery is None:
+async def clustered(settings: Settings, backend: Backend, discovery: Discovery | None = None) -> AsyncIterator[Backend]:
+    """Return the devices of this machine, and of nodes that are yet to be dialled, by `joined`. Raises ConfigError."""
+    if not settings.cluster.nodes and discovery is None:
         if settings.backend == "none":
             raise ConfigError('backend = "none": this machine gives no device, and no nodes are listed; add [[nodes]]')
         yield backend
         return
-    nodes = Nodes(_dial_settings(cluster))
+    nodes = Nodes(_dial_settings(settings.cluster))
     try:
-        for node in cluster.nodes:
-            nodes.add(node.name, node.address)
-        for reason in await nodes.heard(cluster.patience):
-            logger.warning("serving begins without a node: %s", reason)
-        async with discovery(nodes) if discovery is not None else contextlib.nullcontext():
-            if settings.backend == "none" and not nodes.fleet():
-                raise ConfigError(
-                    'backend = "none", and no node has answered: ' + "; ".join(node.reason for node in nodes)
-                )
-            yield Cluster(backend, nodes)
+        yield Cluster(backend, nodes)
     finally:
         await nodes.close()
+
+
+@asynccontextmanager
+async def joined(settings: Settings, backend: Backend, discovery: Discovery | None = None) -> AsyncIterator[None]:
+    """Dial the nodes that the settings list, or that are discovered within the block. Waits for those listed; one that
+    does not answer joins later. Raises ConfigError."""
+    if not isinstance(backend, Cluster):
+        yield
+        return
+    cluster, nodes = settings.cluster, backend.nodes
+    for node in cluster.nodes:
+        nodes.add(node.name, node.address)
+    for reason in await nodes.heard(cluster.patience):
+        logger.warning("serving begins without a node: %s", reason)
+    async with discovery(nodes) if discovery is not None else contextlib.nullcontext():
+        if settings.backend == "none" and not nodes.fleet():
+            raise ConfigError('backend = "none", and no node has answered: ' + "; ".join(node.reason for node in nodes))
+        yield
+
+
+def let_go(backend: Backend) -> None:
+    """Close all sessions with nodes at once: another front end is to have them."""
+    if isinstance(backend, Cluster):
+        backend.nodes.let_go()
 
 
 @asynccontextmanager

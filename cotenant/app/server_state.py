@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from cotenant.config import Settings
-from cotenant.core.identity import decode_identity
-from cotenant.core.profile import slowed_profiles
+from cotenant.core.identity import decode_identity, own_kind
+from cotenant.core.profile import Point, Profile, slowed_profiles
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
@@ -39,6 +39,14 @@ LOCKED = 1.0  # seconds to wait for another server that writes
 
 
 def state_path(settings: Settings) -> Path:
+    """Return the file of the settings, or beside the lease that front ends share, or else `local_path`."""
+    lease = settings.cluster.lease
+    if settings.state is None and lease is not None:
+        return lease.with_name(f"{lease.name}.state")
+    return local_path(settings)
+
+
+def local_path(settings: Settings) -> Path:
     """Return the file of the settings, by default one for each repository and backend beside the profile cache."""
     if settings.state is not None:
         return settings.state
@@ -49,10 +57,19 @@ def state_path(settings: Settings) -> Path:
 def state_key(deployment: Deployment, settings: Settings) -> str:
     """Hash all that a plan depends on, but for the rates that were learnt."""
     problem = deployment.problem
-    profiles = [(name, kind, list(profile.points)) for (name, kind), profile in sorted(problem.profiles.items())]
-    asked = (settings.planner, settings.objective, settings.models, settings.interference)
+    profiles = [(name, kind, _points(profile)) for (name, kind), profile in sorted(problem.profiles.items())]
+    interference = msgspec.structs.replace(settings.interference, place="")  # front ends have files of their own
+    asked = (settings.planner, settings.objective, settings.models, interference)
     depends = (asked, problem.models, problem.applications, problem.fleet, profiles)
     return hashlib.sha256(msgspec.json.encode(depends, enc_hook=repr)).hexdigest()
+
+
+def _points(profile: Profile) -> list[Point]:
+    """Return what was measured, without what the network to a node takes more: that is never twice the same."""
+    if own_kind(profile.kind) == profile.kind:
+        return list(profile.points)
+    least = min(point.latency for point in profile.points)
+    return [msgspec.structs.replace(point, latency=round(point.latency - least, 9)) for point in profile.points]
 
 
 def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:

@@ -24,6 +24,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     token: a file of tokens, one a line; a server proves the first, a node takes any. certificate, key, authority: PEM
     files: what this end shows, and who has to have signed what the other shows; None: no TLS.
+    lease: a file that several front ends see, of which the one that holds it serves; None: there is one.
     """
 
     nodes: tuple[NodeAddress, ...] = ()
@@ -32,6 +33,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     certificate: Path | None = None
     key: Path | None = None
     authority: Path | None = None
+    lease: Path | None = None
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,7 @@ class ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     certificate: str | None = None
     key: str | None = None
     authority: str | None = None
+    lease: str | None = None
 
 
 class NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,6 +98,7 @@ def read_cluster_settings(
         certificate=path(entry.certificate),
         key=path(entry.key),
         authority=path(entry.authority),
+        lease=path(entry.lease),
     )
 
 

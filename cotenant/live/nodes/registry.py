@@ -33,6 +33,7 @@ class Nodes:
         self._removed: dict[str, tuple[DeviceId, ...]] = {}  # devices that plans may still name
         self._arena: Arena | None = None
         self._stopping: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._heard = asyncio.Event()
 
     def add(self, name: str, address: str) -> None:
@@ -95,8 +96,14 @@ class Nodes:
                 break
         return [node.reason for node in silent]
 
+    def let_go(self) -> None:
+        """Begin to `close`."""
+        task = asyncio.get_running_loop().create_task(self.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions. Harmless where they have ended."""
         self.on_session = lambda: None
         await asyncio.gather(*self._stopping, *(node.stop("the front end stops") for node in self))
 
