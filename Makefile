@@ -95,5 +95,5 @@ $(TOOLS): $(READY)
 
 # Tests run models of PyTorch, which no demo needs.
 $(TESTABLE): $(TOOLS)
-	$(BIN)/pip install --quiet --editable '.[gpu,otel]' $(TORCH)
+	$(BIN)/pip install --quiet --editable '.[gpu,k8s,otel]' $(TORCH)
 	touch $(TESTABLE)

@@ -9,6 +9,7 @@
     ├── DeviceError        a GPU, or its driver, that is absent, lost, or cannot do what is asked of it
     ├── LeaseError         another front end serves in place of this one
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
+    ├── KubernetesError    a call of a Kubernetes API server that is refused, or not answered
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
@@ -65,6 +66,14 @@ class LeaseError(CotenantError):
 
 class NodeError(CotenantError):
     pass
+
+
+class KubernetesError(CotenantError):
+    """``status`` is the HTTP status, 0 where there was no answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RequestError(CotenantError):
