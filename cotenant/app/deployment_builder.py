@@ -19,6 +19,7 @@ from cotenant.app.profile_source import KnownProfiles, ProfileSource, Progress, 
 from cotenant.app.remote_repository import RemoteRepository
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
+from cotenant.config.devices import limited
 from cotenant.core.identity import DeviceId, own_kind
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
@@ -189,7 +190,8 @@ class DeploymentBuilder:
         profiled = {kind for _, kind in profiles}
         # Where nodes are cut off before they are profiled, the others serve.
         self.fleet = tuple(kind for kind in fleet if kind.name in profiled or kind.name == own_kind(kind.name))
-        problem = build_problem(self._settings, self.fleet, served, profiles, samples, seconds)
+        planned_for = limited(self.fleet, self._settings.devices)
+        problem = build_problem(self._settings, planned_for, served, profiles, samples, seconds)
         known = {name: rate for name, rate in kept.rates.items() if name in problem.rates}
         problem = msgspec.structs.replace(problem, rates=problem.rates | known, assumed=problem.assumed - known.keys())
         others = {name: NOT_LOADED for name in entries if name not in served and name not in broken}

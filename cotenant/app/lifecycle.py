@@ -45,6 +45,7 @@ from cotenant.live.tracing import tracing
 NO_LOADS = {
     "explicit": "",
     "poll": 'models follow the repository (model_control_mode = "poll"); change it, or take "explicit"',
+    "kubernetes": 'models are the cluster\'s (model_control_mode = "kubernetes"); change its ServedModel resources',
     "none": 'models are those of the start (model_control_mode = "none"); restart the server, or take "explicit"',
 }
 
@@ -75,6 +76,8 @@ async def running(
     is. Raises CotenantError where it does not start.
     """
     check_model_control(settings)
+    if settings.model_control_mode == "kubernetes" and prepare is None:
+        raise ConfigError('model_control_mode = "kubernetes" is for `cotenant serve`; take "explicit" or "poll" here')
     access, tls = read_access(settings.access), http_tls(settings.access)  # wrong files are known at once, too
     if settings.adapt:
         await asyncio.to_thread(rate_forecast, settings.forecast)  # what it needs may not be installed
@@ -227,7 +230,9 @@ def _following(poller: RepositoryPoller | None, interval: float) -> AbstractAsyn
 def check_model_control(settings: Settings) -> None:
     """Raise ConfigError for models to begin with where all are served."""
     mode = settings.model_control_mode
-    if settings.load_models is not None and mode != "explicit":
+    if settings.load_models and mode == "kubernetes":
+        raise ConfigError('load_models: with model_control_mode = "kubernetes" models are ServedModels; leave it out')
+    if settings.load_models is not None and mode not in ("explicit", "kubernetes"):
         raise ConfigError(
             f'load_models: with model_control_mode = "{mode}" all models of the repository are served; leave it out, '
             'or take "explicit"'

@@ -95,6 +95,10 @@ class RunningServer:
         """
         await self._reloader.reload(settings)
 
+    def hold_readiness(self, reason: str) -> None:
+        """Tell probes that the server is not ready, whatever it serves; "": as soon as it can serve."""
+        self._server.hold_readiness(reason)
+
     def with_batch_means(self, report: Report) -> Report:
         """Return a report of what callers saw with what is known here of batches, as means since the start."""
         return self._server.with_batch_means(report)

@@ -14,7 +14,18 @@ Source = Settings | Path | str | None
 
 # What can change while a server runs; anything else needs a restart.
 RELOADABLE = frozenset(
-    {"model_repository", "profiles", "planner", "objective", "interference", "max_queue_delay", "log_level", "models"}
+    {
+        "devices",
+        "interference",
+        "load_models",
+        "log_level",
+        "max_queue_delay",
+        "model_repository",
+        "models",
+        "objective",
+        "planner",
+        "profiles",
+    }
 )
 
 

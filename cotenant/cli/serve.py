@@ -44,6 +44,7 @@ from cotenant.cli.plan import split_table, warn_estimates
 from cotenant.config import Settings
 from cotenant.config.settings import models_to_load
 from cotenant.errors import CotenantError
+from cotenant.k8s.serving import on_kubernetes
 from cotenant.live.deployment import Deployment
 from cotenant.planners.applications import without_applications
 from cotenant.render.plan_table import plan_bars, plan_table
@@ -112,7 +113,10 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
 
         async with AsyncExitStack() as stack:
             with profile_progress() as progress:
-                started = running(settings, backend, progress=progress, read=read, on_reload=on_reload)
+                if settings.model_control_mode == "kubernetes":
+                    started = on_kubernetes(settings, backend, progress=progress, read=read, on_reload=on_reload)
+                else:
+                    started = running(settings, backend, progress=progress, read=read, on_reload=on_reload)
                 server = await stack.enter_async_context(started)
             tune_for_latency()
             if json:

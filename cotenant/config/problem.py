@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cotenant.config.application import ApplicationEntry, read_application
+from cotenant.config.devices import parse_price
 from cotenant.config.interference import read_interference
 from cotenant.config.toml import (
     check_exclusive,
@@ -239,8 +240,6 @@ def _job(entry: _JobEntry, kinds: set[str], profiles: Profiles, place: str) -> B
 
 
 def _kind(entry: _DeviceEntry, place: str) -> Kind:
-    if entry.price is not None and not 0 <= entry.price < float("inf"):
-        raise ConfigError(f"{place}.price: {entry.price:g} must be finite and at least 0")
     parse_name(entry.kind, f"{place}.kind")
     try:
         DeviceId(entry.kind)
@@ -256,7 +255,7 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     kind = Kind(
         name=entry.kind,
         count=count,
-        price=entry.price,
+        price=parse_price(entry.price, f"{place}.price"),
         max_partitions=entry.max_partitions,
         processors=entry.processors or 0.0,
     )

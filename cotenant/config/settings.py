@@ -19,15 +19,16 @@ from cotenant.config.cluster import (
     read_cluster_settings,
     read_node_settings,
 )
+from cotenant.config.devices import DeviceEntry, DeviceSettings, read_devices
 from cotenant.config.interference import PredictorChoice, read_interference
 from cotenant.config.jobs import JobsEntry, JobSettings, read_job_settings
+from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
+from cotenant.config.models import ModelEntry, ModelSettings, read_model
 from cotenant.config.toml import (
     check_exclusive,
     check_one_of,
     decode_toml,
     parse_cuts,
-    parse_priority,
-    parse_rate,
     parse_target,
     read_text,
 )
@@ -43,25 +44,10 @@ LogFormat = Literal["text", "json"]
 ForecastModel = Literal["trend", "holt-winters"]
 ControlFrom = Literal["loopback", "any"]
 BackendName = Literal["cpu", "fake", "mps", "green", "mig", "none"]
-ModelControlMode = Literal["explicit", "poll", "none"]
+ModelControlMode = Literal["explicit", "poll", "none", "kubernetes"]
 
 
 MIN_WORKER_MEMORY = 256 << 20  # bytes
-
-
-class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Configure one model. None: the server chooses.
-
-    slo, max_queue_delay: seconds. rate: requests/s to expect. priority: as of a `Model`.
-    """
-
-    name: str
-    slo: float | None = None
-    attainment: float = 0.99
-    rate: float | None = None
-    max_batch: int | None = None
-    max_queue_delay: float | None = None
-    priority: int = 1
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +76,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     remote_repository: URL of an object store that is mirrored into `model_repository`; None: that is the repository.
     remote_options: fsspec's for it.
-    model_control_mode: whether models are loaded and unloaded by request, by what changes in the repository, or not at
-    all. load_models: those to begin with; None: all. repository_poll_interval: seconds between two looks at it.
+    model_control_mode: whether models are loaded and unloaded by request, by what changes in the repository, by
+    resources of Kubernetes, or not at all. load_models: those to begin with; None: all. repository_poll_interval:
+    seconds between two looks at the repository.
     profiles: a CSV file; None: what was measured on this machine.
     objective: None: the largest multiple of the rates if any model has no rate, else the fewest devices.
     host: address that HTTP and gRPC bind to; metrics_host: that of metrics; None: the same.
@@ -115,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     access_log: write a line for each request. otlp_endpoint: URL that traces are exported to; None: no traces.
     state: SQLite file of what is kept over a restart; None: one for each repository beside the profile cache.
     cluster: nodes that the server dials. node: what this machine offers as a node.
+    devices: what plans may make of them. kubernetes: for model_control_mode = "kubernetes".
     """
 
     model_repository: Path
@@ -164,6 +152,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     jobs: JobSettings
     cluster: ClusterSettings
     node: NodeSettings
+    kubernetes: KubernetesSettings
+    devices: tuple[DeviceSettings, ...]
     models: tuple[ModelSettings, ...]
 
 
@@ -174,16 +164,6 @@ MARGIN = {"model": "margin", "factor": 1.2}
 USUAL_INTERFERENCE: dict[BackendName, Any] = {"cpu": {"model": "margin", "factor": 1.1}, "mig": "none"}
 
 # The file as it is written.
-
-
-class _ServedEntry(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    slo: str | int | float | None = None
-    rate: float | None = None
-    attainment: str | float = 0.99
-    max_batch: int | None = None
-    max_queue_delay: str | int | float | None = None
-    priority: int = 1
 
 
 class _CpuEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -275,7 +255,9 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[NodeAddressEntry] = []
     cluster: ClusterEntry = msgspec.field(default_factory=ClusterEntry)
     node: NodeEntry = msgspec.field(default_factory=NodeEntry)
-    models: list[_ServedEntry] = []
+    kubernetes: KubernetesEntry = msgspec.field(default_factory=KubernetesEntry)
+    devices: list[DeviceEntry] = []
+    models: list[ModelEntry] = []
 
 
 def read_settings(path: Path | str | None = None) -> Settings:
@@ -286,10 +268,10 @@ def read_settings(path: Path | str | None = None) -> Settings:
     base = Path() if path is None else path.parent
     if file.planner not in PLANNERS and file.planner not in planner_names():
         raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {check_exclusive(planner_names())}")
-    models = tuple(_served(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
-    for i, model in enumerate(models):
-        if model.name in {other.name for other in models[:i]}:
-            raise ConfigError(f"{place}: models[{i}].name: {model.name!r} stands twice; keep one entry")
+    models = tuple(read_model(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
+    devices = tuple(read_devices(entry, f"{place}: devices[{i}]") for i, entry in enumerate(file.devices))
+    _check_once([model.name for model in models], f"{place}: models", "name")
+    _check_once([kind.kind for kind in devices], f"{place}: devices", "kind")
     backend = check_one_of(file.backend, BackendName, f"{place}: backend")
     usual = USUAL_INTERFERENCE.get(backend, MARGIN)
     interference = usual if file.interference is None else file.interference
@@ -343,8 +325,16 @@ def read_settings(path: Path | str | None = None) -> Settings:
         jobs=read_job_settings(file.jobs, f"{place}: jobs", base, has_tokens=file.tokens.control is not None),
         cluster=read_cluster_settings(file.nodes, file.cluster, place, base),
         node=read_node_settings(file.node, f"{place}: node", base),
+        kubernetes=read_kubernetes(file.kubernetes, f"{place}: kubernetes"),
+        devices=devices,
         models=models,
     )
+
+
+def _check_once(names: Sequence[str], place: str, key: str) -> None:
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ConfigError(f"{place}[{i}].{key}: {name!r} stands twice; keep one entry")
 
 
 def _repository(file: _SettingsFile, base: Path) -> Path:
@@ -372,22 +362,6 @@ def _access(file: _SettingsFile, base: Path, place: str) -> AccessSettings:
         tokens=tokens,
         certificate=None if file.tls is None else base / file.tls.certificate,
         key=None if file.tls is None else base / file.tls.key,
-    )
-
-
-def _served(entry: _ServedEntry, place: str) -> ModelSettings:
-    if entry.max_batch is not None and entry.max_batch < 1:
-        raise ConfigError(f"{place}.max_batch: {entry.max_batch} must be at least 1")
-    return ModelSettings(
-        name=entry.name,
-        slo=None if entry.slo is None else parse_target(entry.slo, f"{place}.slo"),
-        attainment=units.parse_fraction(entry.attainment, f"{place}.attainment"),
-        rate=None if entry.rate is None else parse_rate(entry.rate, f"{place}.rate"),
-        max_batch=entry.max_batch,
-        max_queue_delay=None
-        if entry.max_queue_delay is None
-        else units.parse_seconds(str(entry.max_queue_delay), f"{place}.max_queue_delay"),
-        priority=parse_priority(entry.priority, f"{place}.priority"),
     )
 
 

@@ -127,6 +127,7 @@ class Server:
         self._inference = InferenceService(state, driver, rollouts, observer, cache)
         self._first = deployment
         self._has_started = False
+        self._not_ready = ""
         self._no_loads = no_loads
         self._adaptation = (
             None if adaptation is None else Adaptation(adaptation, state, driver, observer, rollouts, backend, events)
@@ -150,6 +151,10 @@ class Server:
     def startup(self) -> str:
         """Return how far the start of the server is, in words; empty once it has started."""
         return self._state.startup
+
+    def hold_readiness(self, reason: str) -> None:
+        """Tell probes that the server is not ready, whatever it serves; "": as soon as it can serve."""
+        self._not_ready = reason
 
     async def start(self, deployment: Deployment | None = None, learnt: Learnt | None = None) -> None:
         """Start the workers, then accept requests. Raises WorkerError, with nothing left behind, where one does not
@@ -297,7 +302,11 @@ class Server:
     def ready(self) -> bool:
         """Return whether requests are taken, and a lane is ready for them, unless there is none to be ready."""
         lanes = self._state.lanes
-        return self._state.accepting and (not lanes or any(self._rollouts.is_ready(lane) for lane in lanes))
+        return (
+            self._state.accepting
+            and not self._not_ready
+            and (not lanes or any(self._rollouts.is_ready(lane) for lane in lanes))
+        )
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         if name:

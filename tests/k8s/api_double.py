@@ -304,6 +304,8 @@ class ApiDouble:
         return stored
 
     def _replace(self, collection: Collection, key: tuple[str, str], body: Object, subresource: str | None) -> Object:
+        if key not in collection.objects and body.get("metadata", {}).get("uid"):
+            raise Refused(409, "Conflict", f'cannot be fulfilled on "{key[1]}": UID in precondition')
         before = self._get(collection, key)
         version = body.get("metadata", {}).get("resourceVersion")
         if version not in (None, before["metadata"]["resourceVersion"]):
@@ -451,7 +453,7 @@ async def api_double() -> AsyncIterator[ApiDouble]:
     double = ApiDouble()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", double.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

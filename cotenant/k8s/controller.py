@@ -1,0 +1,340 @@
+"""Lead a server to what the cluster's ServedModels and DevicePools say, and say in their status what has become of it.
+
+Level-triggered: each turn looks at all that there is, decides by `desired_state` and `status`, and writes what differs.
+Serving never waits for the API server: while that is away, all stays as it was last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.running_server import RunningServer
+from cotenant.app.startup import Prepared
+from cotenant.config import Settings
+from cotenant.control.revision import RolloutOutcome
+from cotenant.core.model import Kind
+from cotenant.errors import ConfigError, CotenantError, KubernetesError, RolloutError
+from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
+from cotenant.k8s.desired_state import DesiredState, Reconciler
+from cotenant.k8s.elector import Elector
+from cotenant.k8s.informer import Informer
+from cotenant.k8s.resource import DEVICE_POOLS, PODS, SERVED_MODELS, KubeObject, ObjectKey, Resource, version_of
+from cotenant.k8s.specs import (
+    Found,
+    FoundModel,
+    FoundPool,
+    agents_of,
+    read_device_pools,
+    read_served_models,
+    refused_agents,
+)
+from cotenant.k8s.status import ServerView, model_error, model_status, pool_status, worth_writing
+from cotenant.worker.repository import scan_repository
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 5.0  # seconds between two turns where nothing happens
+
+
+class NodeRegistry(Protocol):
+    """What the controller tells of nodes whose agents come and go."""
+
+    def add(self, name: str, address: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class Controller:
+    """Follow the resources of one namespace, from one event loop.
+
+    settings: those that the server was started with; models and limits of devices come from the resources. fleet:
+    returns all devices. nodes: hears of agents; None: the server has its own devices alone. clock: monotonic seconds.
+    wall: seconds since 1970, which stand in conditions for people to read. period: seconds between two turns.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        settings: Settings,
+        fleet: Callable[[], tuple[Kind, ...]],
+        nodes: NodeRegistry | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,  # noqa: TID251  # for people; nothing is decided by it
+        period: float = PERIOD,
+    ) -> None:
+        options = settings.kubernetes
+        self._client = client
+        self._base = settings
+        self._read_base: Settings | None = None  # as the file was read last, not in force yet
+        self._fleet = fleet
+        self._nodes = nodes
+        self._clock = clock
+        self._wall = wall
+        self._period = period
+        self._changed = asyncio.Event()
+        self._elector = Elector(
+            client, options.lease, options.own_identity, options.lease_duration, self._changed.set, clock, wall
+        )
+        self._models = Informer(client, SERVED_MODELS, self._changed.set)
+        self._pools = Informer(client, DEVICE_POOLS, self._changed.set)
+        self._pods = Informer(client, PODS, self._changed.set, labels=options.agents)
+        self._reconciler = Reconciler()
+        self._builder: DeploymentBuilder | None = None
+        self._available: frozenset[str] | None = None
+        self._looked = -float("inf")  # when the repository was looked at
+        self._applying: asyncio.Task[None] | None = None
+        self._agents: dict[str, str] = {}
+        # By object: the version that a status was written over last, and when. Until the watch brings a newer version,
+        # there is nothing to write that could last.
+        self._written: dict[tuple[str, ObjectKey], tuple[str, float]] = {}
+        self._failure = ""
+        self._crash: BaseException | None = None  # of a task that ought to go on for ever
+
+    # Before the server serves
+
+    async def prepare(self, builder: DeploymentBuilder) -> Prepared:
+        """Wait until this front end leads and has seen all resources; then begin with no model.
+
+        The models come once workers can run: one that does not start is rejected by itself, and told in its status.
+        """
+        while not (self._elector.leads and self._synced):
+            if self._elector.error or self._lost_contact:
+                builder.say(f"waiting for the API server: {self._elector.error or self._lost_contact}")
+            elif not self._elector.leads and self._elector.election.holder:
+                builder.say(f"standing by: {self._elector.election.holder} leads")
+            else:
+                builder.say("waiting for the cluster's resources")
+            self._check_leads()
+            await self._turn(self._period)
+        self._builder = builder
+        await self._look_at_repository()
+        builder.say("waiting for the models of the cluster")
+        return Prepared(await builder.describe(()))
+
+    def settings(self, base: Settings) -> Settings:
+        """Return settings that were read again, with the models and limits in force."""
+        check_base(base)
+        self._read_base = base
+        return self._settings(self._reconciler.in_force)
+
+    def on_reload(self) -> None:
+        """Hear that the settings which were read last are in force."""
+        if self._read_base is not None:
+            self._base, self._read_base = self._read_base, None
+
+    # While it serves
+
+    async def run(self, server: RunningServer) -> None:
+        """Lead a server until cancelled. Raises KubernetesError where another front end has taken the lease."""
+        server.hold_readiness("waiting for the models of the cluster")
+        try:
+            while True:
+                self._check_leads()
+                await self._reconcile(server)
+                due = self._reconciler.due(self._clock())
+                await self._turn(self._period if due is None else min(self._period, max(due, 0.05)))
+        finally:
+            if self._applying is not None:
+                self._applying.cancel()
+                await asyncio.gather(self._applying, return_exceptions=True)
+
+    async def _reconcile(self, server: RunningServer) -> None:
+        models, pools = self._read()
+        await self._look_at_repository()
+        self._follow_agents(pools)
+        if self._applying is None:
+            wanted = self._wanted(models, pools)
+            state = self._reconciler.next(wanted, self._clock())
+            if state is not None:
+                self._applying = asyncio.create_task(self._apply(server, state))
+            else:
+                server.hold_readiness("")
+        if self._elector.leads:
+            await self._write(server, models, pools)
+
+    async def _apply(self, server: RunningServer, state: DesiredState) -> None:
+        try:
+            await server.reload(self._settings(state))
+        except RolloutError as error:
+            if error.outcome in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
+                self._reconciler.overtaken(self._clock())
+            else:
+                self._reconciler.rejected(state, str(error), self._clock())
+        except CotenantError as error:
+            self._reconciler.rejected(state, str(error), self._clock())
+        else:
+            self._reconciler.applied(state)
+        finally:
+            self._applying = None
+            self._changed.set()
+
+    def _settings(self, state: DesiredState) -> Settings:
+        base = self._read_base or self._base
+        pooled = {devices.kind for devices in state.devices}
+        others = tuple(devices for devices in base.devices if devices.kind not in pooled)
+        return msgspec.structs.replace(
+            base,
+            load_models=tuple(model.name for model in state.models),
+            models=state.models,
+            devices=(*state.devices, *others),
+        )
+
+    def _read(self) -> tuple[list[FoundModel], list[FoundPool]]:
+        return read_served_models(self._models.objects.values()), read_device_pools(self._pools.objects.values())
+
+    def _wanted(self, models: Collection[FoundModel], pools: Collection[FoundPool]) -> DesiredState:
+        repository = str(self._base.model_repository)
+        usable = [
+            model.settings
+            for model in models
+            if model.settings is not None and not model_error(model, self._available, repository)[0]
+        ]
+        limits = [pool.settings for pool in pools if pool.settings is not None]
+        return DesiredState(
+            tuple(sorted(usable, key=lambda model: model.name)), tuple(sorted(limits, key=lambda pool: pool.kind))
+        )
+
+    async def _look_at_repository(self) -> None:
+        """Note which models there are, as often as the repository is to be looked at."""
+        builder, now = self._builder, self._clock()
+        if builder is None or now - self._looked < self._base.repository_poll_interval:
+            return
+        first, self._looked = self._available is None, now
+
+        def names() -> frozenset[str]:
+            return frozenset(entry.name for entry in scan_repository(builder.repository(), {}))
+
+        try:
+            self._available = await asyncio.to_thread(names)
+        except ConfigError as error:
+            if first:
+                raise
+            logger.warning("the repository cannot be read, and counts as it was: %s", error)
+
+    def _follow_agents(self, pools: Collection[FoundPool]) -> None:
+        if self._nodes is None:
+            return
+        agents = agents_of(self._pods.objects.values(), pools)
+        for node in self._agents.keys() - agents.keys():
+            self._nodes.remove(node)
+        for node, address in agents.items():
+            if self._agents.get(node) != address:
+                if node in self._agents:
+                    self._nodes.remove(node)
+                self._nodes.add(node, address)
+        self._agents = agents
+
+    async def _write(self, server: RunningServer, models: Collection[FoundModel], pools: Collection[FoundPool]) -> None:
+        now = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        view = ServerView(
+            status=await server.status(),
+            plan=server.deployment.plan,
+            fleet=self._fleet(),
+            available=self._available,
+            repository=str(self._base.model_repository),
+            changing=self._applying is not None,
+        )
+        limits = self._wanted(models, pools).devices
+        statuses: list[tuple[Resource, Found, KubeObject]] = [
+            (SERVED_MODELS, model, model_status(model, view, self._rejection(model), now)) for model in models
+        ]
+        rejection, refused = self._reconciler.reason(limits), refused_agents(self._pods.objects.values(), pools)
+        statuses += [
+            (DEVICE_POOLS, pool, pool_status(pool, view, rejection, now, refused.get(pool.key, {}))) for pool in pools
+        ]
+        try:
+            for resource, found, status in statuses:
+                await self._write_status(resource, found, status)
+        except KubernetesError as error:
+            if not self._failure:
+                logger.warning("status cannot be written: %s", error)
+            self._failure = str(error)
+        else:
+            self._failure = ""
+        keys = {(resource.plural, found.key) for resource, found, _ in statuses}
+        self._written = {key: each for key, each in self._written.items() if key in keys}
+
+    def _rejection(self, model: FoundModel) -> str:
+        return "" if model.settings is None else self._reconciler.reason(model.settings)
+
+    async def _write_status(self, resource: Resource, found: Found, status: KubeObject) -> None:
+        key, now, version = (resource.plural, found.key), self._clock(), version_of(found.body)
+        before: Mapping[str, object] = found.body.get("status") or {}
+        over, at = self._written.get(key, ("", -float("inf")))
+        if version == over or not worth_writing(before, status, now - at):
+            return
+        body = {"metadata": found.body["metadata"], "spec": found.body.get("spec", {}), "status": status}
+        try:
+            await self._client.replace(resource, body, "status")
+        except KubernetesError as error:
+            if error.status not in (CONFLICT, NOT_FOUND):  # a newer one is on its way here
+                raise
+        self._written[key] = version, now
+
+    # All the time
+
+    @property
+    def _synced(self) -> bool:
+        return all(informer.is_synced for informer in (self._models, self._pools, self._pods))
+
+    @property
+    def _lost_contact(self) -> str:
+        return next((each.error for each in (self._models, self._pools, self._pods) if each.error), "")
+
+    def _check_leads(self) -> None:
+        if self._crash is not None:
+            raise self._crash
+        if self._elector.election.is_lost:
+            raise KubernetesError(
+                f"{self._elector.election.holder} has taken the lease; this front end stops, to stand by once it is "
+                "started again",
+                CONFLICT,
+            )
+
+    async def _turn(self, seconds: float) -> None:
+        """Wait for a change, for `seconds` at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Follow the cluster within the block; at its end, leave the lease to others."""
+        work = [self._models.run(), self._pools.run(), self._pods.run(), self._elector.run()]
+        tasks = [asyncio.create_task(each) for each in work]
+        for task in tasks:
+            task.add_done_callback(self._ended)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._elector.release()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._crash = self._crash or task.exception()
+            self._changed.set()
+
+
+def check_base(settings: Settings) -> None:
+    """Raise ConfigError for models in the settings of a server whose models are the cluster's."""
+    if settings.models or settings.load_models is not None:
+        raise ConfigError(
+            'models, load_models: with model_control_mode = "kubernetes" models are ServedModel resources; leave both '
+            'out, or take "explicit"'
+        )
