@@ -29,6 +29,7 @@ from cotenant.k8s.elector import Elector
 from cotenant.k8s.informer import Informer
 from cotenant.k8s.resource import DEVICE_POOLS, PODS, SERVED_MODELS, KubeObject, ObjectKey, Resource, version_of
 from cotenant.k8s.specs import (
+    INVALID,
     Found,
     FoundModel,
     FoundPool,
@@ -70,7 +71,7 @@ class Controller:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,  # noqa: TID251  # for people; nothing is decided by it
-        period: float = PERIOD,
+        period: float | None = None,
     ) -> None:
         options = settings.kubernetes
         self._client = client
@@ -80,7 +81,7 @@ class Controller:
         self._nodes = nodes
         self._clock = clock
         self._wall = wall
-        self._period = period
+        self._period = PERIOD if period is None else period
         self._changed = asyncio.Event()
         self._elector = Elector(
             client, options.lease, options.own_identity, options.lease_duration, self._changed.set, clock, wall
@@ -193,12 +194,15 @@ class Controller:
         return read_served_models(self._models.objects.values()), read_device_pools(self._pools.objects.values())
 
     def _wanted(self, models: Collection[FoundModel], pools: Collection[FoundPool]) -> DesiredState:
-        repository = str(self._base.model_repository)
+        repository, before = str(self._base.model_repository), self._reconciler.in_force.models
         usable = [
             model.settings
             for model in models
             if model.settings is not None and not model_error(model, self._available, repository)[0]
         ]
+        # A change that makes no sense leaves the model as it is.
+        invalid = {model.name for model in models if model.reason == INVALID} - {model.name for model in usable}
+        usable += [model for model in before if model.name in invalid]
         limits = [pool.settings for pool in pools if pool.settings is not None]
         return DesiredState(
             tuple(sorted(usable, key=lambda model: model.name)), tuple(sorted(limits, key=lambda pool: pool.kind))

@@ -15,6 +15,7 @@ from cotenant.k8s.resource import KubeObject, ObjectKey, key_of
 
 POOL_LABEL = "cotenant.dev/pool"  # of an agent's pod: the DevicePool that its devices are of
 SHARING_LABEL = "cotenant.dev/sharing"  # of an agent's pod: how it shares devices
+DUPLICATE, INVALID = "DuplicateModel", "InvalidSpec"  # reasons why a resource cannot be used
 AGENT_PORT = "agent"  # name of the port in its pod
 
 
@@ -71,7 +72,7 @@ def read_served_models(bodies: Iterable[KubeObject]) -> list[FoundModel]:
         first = next((other for other in found if other.name == each.name and not other.error), None)
         if first is not None and not each.error:
             error = f"model {each.name!r} is that of ServedModel {first.key} already; delete one of the two"
-            each = msgspec.structs.replace(each, error=error, reason="DuplicateModel", settings=None)
+            each = msgspec.structs.replace(each, error=error, reason=DUPLICATE, settings=None)
         found.append(each)
     return found
 
@@ -169,7 +170,7 @@ def _served_model(body: KubeObject) -> FoundModel:
         )
         return FoundModel(**about, name=name, settings=read_model(entry, "spec"))
     except ConfigError as error:
-        return FoundModel(**about, name=name, error=str(error), reason="InvalidSpec")
+        return FoundModel(**about, name=name, error=str(error), reason=INVALID)
 
 
 def _device_pool(body: KubeObject) -> FoundPool:
@@ -180,7 +181,7 @@ def _device_pool(body: KubeObject) -> FoundPool:
         entry = DeviceEntry(kind=kind, count=spec.limit, price=spec.price_per_hour, cuts=spec.cuts)
         return FoundPool(**about, kind=kind, settings=read_devices(entry, "spec"), sharing=spec.sharing)
     except ConfigError as error:
-        return FoundPool(**about, kind=kind, error=str(error), reason="InvalidSpec")
+        return FoundPool(**about, kind=kind, error=str(error), reason=INVALID)
 
 
 def _read(spec: Mapping[str, Any], type_: type[Any]) -> Any:

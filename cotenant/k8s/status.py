@@ -13,7 +13,7 @@ from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count
 from cotenant.k8s.resource import KubeObject
-from cotenant.k8s.specs import Found, FoundModel, FoundPool
+from cotenant.k8s.specs import DUPLICATE, Found, FoundModel, FoundPool
 from cotenant.live.oip import IndexEntry
 from cotenant.live.status import Status
 
@@ -50,8 +50,9 @@ def model_error(model: FoundModel, available: Collection[str] | None, repository
 def model_status(model: FoundModel, view: ServerView, rejection: str, now: str) -> KubeObject:
     """Return the status of a ServedModel. rejection: why the server has rejected it last. now: in RFC 3339."""
     name, plan, server = model.name, view.plan, view.status
-    index = {entry.name: entry for entry in server.models}.get(name)
-    in_force = not model.error and (name in plan.rates() or name in server.targets)
+    mine = model.reason != DUPLICATE  # else what is served of that name is another's
+    index = {entry.name: entry for entry in server.models}.get(name) if mine else None
+    in_force = mine and (name in plan.rates() or name in server.targets)
     status: KubeObject = {"observedGeneration": model.generation}
     conditions = [_accepted(model, view, rejection)]
     if in_force:
@@ -62,7 +63,7 @@ def model_status(model: FoundModel, view: ServerView, rejection: str, now: str) 
             _met(model, state),
         ]
     conditions.append(_ready(conditions, index, view))
-    if not model.error:
+    if mine:
         status["model"] = name
     status["conditions"] = _dated(conditions, model, now)
     return status

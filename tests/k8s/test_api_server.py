@@ -2,66 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from cotenant.errors import KubernetesError
 from cotenant.k8s.client import ApiClient
-from cotenant.k8s.resource import CONFIG_MAPS, CUSTOM_RESOURCES, DEVICE_POOLS, PODS, SERVED_MODELS, ObjectKey, key_of
-from tests.k8s.api_double import api_double, client_of
-from tests.k8s.cluster import Cluster, defined
-from tests.k8s.manifests import BASE, DEFINITIONS, documents
-
-Connect = Callable[[str], AbstractAsyncContextManager[ApiClient]]
-NUMBERS = itertools.count()
-WithClient = Callable[[Callable[[ApiClient], Awaitable[Any]]], Any]
-
-
-@pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.cluster)])
-def connect(request: pytest.FixtureRequest) -> Connect:
-    """Return a function that connects to a server with our resources, in a namespace of its own."""
-
-    @asynccontextmanager
-    async def to_double(namespace: str) -> AsyncIterator[ApiClient]:
-        async with api_double() as api, client_of(api.url, namespace) as client:
-            yield await installed(client)
-
-    @asynccontextmanager
-    async def to_real(namespace: str) -> AsyncIterator[ApiClient]:
-        cluster: Cluster = request.getfixturevalue("cluster")
-        async with cluster.client(namespace) as client:
-            await cluster.namespace(client, namespace)
-            yield await installed(client)
-
-    async def installed(client: ApiClient) -> ApiClient:
-        for name in DEFINITIONS:
-            (definition,) = documents(BASE / name)
-            if request.param == "real":
-                await defined(client, definition)
-            else:
-                await client.create(CUSTOM_RESOURCES, definition)
-        return client
-
-    return to_double if request.param == "double" else to_real
-
-
-@pytest.fixture
-def with_client(connect: Connect) -> WithClient:
-    namespace = f"test-{next(NUMBERS)}"
-
-    def run(scenario: Callable[[ApiClient], Awaitable[Any]]) -> Any:
-        async def connected() -> Any:
-            async with asyncio.timeout(60), connect(namespace) as client:
-                return await scenario(client)
-
-        return asyncio.run(connected())
-
-    return run
+from cotenant.k8s.resource import CONFIG_MAPS, DEVICE_POOLS, PODS, SERVED_MODELS, ObjectKey, key_of
+from tests.k8s.servers import WithClient
 
 
 async def refusal(call: Awaitable[Any]) -> KubernetesError:

@@ -1,0 +1,268 @@
+"""A front end serves what resources say, says in their status what has become of it, and bears what API servers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.errors import KubernetesError, NotFoundError
+from cotenant.k8s.resource import DEVICE_POOLS, LEASES, SERVED_MODELS, ObjectKey, key_of
+from tests.k8s.eventually import eventually
+from tests.k8s.front_end import becomes, conditions, front_end, process, served
+from tests.k8s.servers import ApiServer, Connect, double_server
+
+Scenario = Callable[[ApiServer], Awaitable[Any]]
+IDENTITY = {"metadata": {"name": "identity"}, "spec": {"slo": "5s", "rate": 20}}
+
+
+@pytest.fixture(autouse=True)
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.k8s.controller.PERIOD", 0.3)
+
+
+@pytest.fixture
+def play(connect: Connect) -> Callable[[Scenario], Any]:
+    def played(scenario: Scenario) -> Any:
+        async def run() -> Any:
+            async with asyncio.timeout(180), connect() as api:
+                return await scenario(api)
+
+        return asyncio.run(run())
+
+    return played
+
+
+@pytest.fixture
+def play_double(tmp_path: Path) -> Callable[[Scenario], Any]:
+    def played(scenario: Scenario) -> Any:
+        async def run() -> Any:
+            async with asyncio.timeout(180), double_server(tmp_path) as api:
+                return await scenario(api)
+
+        return asyncio.run(run())
+
+    return played
+
+
+Play = Callable[[Scenario], Any]
+
+
+def test_models_come_change_and_go(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        made = await api.client.create(SERVED_MODELS, IDENTITY)
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            assert await served(server)
+            status = (await api.client.get(SERVED_MODELS, "identity"))["status"]
+            assert (status["model"], status["slo"], status["plannedRate"]) == ("identity", "5000ms", 20.0)
+            assert [each["device"] for each in status["placements"]] == ["cpu-0"]
+
+            await api.client.patch(SERVED_MODELS, key_of(made), {"spec": {"slo": "7s"}})
+            await eventually(lambda: (server.deployment.offered["identity"].model.slo) == 7.0)
+            await api.client.create(SERVED_MODELS, {"metadata": {"name": "second"}, "spec": {"model": "lookup"}})
+            await becomes(api, "second", "True", "Serving")
+            await api.client.delete(SERVED_MODELS, key_of(made))
+            await eventually(lambda: "identity" not in server.deployment.offered)
+            with pytest.raises(NotFoundError):
+                await served(server)
+
+    play(scenario)
+
+
+def test_model_that_cannot_be_served_is_told_why_and_keeps_back_no_other(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        for name, spec in (
+            ("broken", {}),
+            ("none", {}),
+            ("impossible", {"model": "lookup", "slo": "1us"}),
+            ("again", {"model": "identity"}),
+        ):
+            await api.client.create(SERVED_MODELS, IDENTITY) if name == "again" else None
+            await asyncio.sleep(1.1 if name == "again" else 0)  # ages are of whole seconds
+            await api.client.create(SERVED_MODELS, {"metadata": {"name": name}, "spec": spec})
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            assert await served(server)
+            assert "no model 'none' in" in await becomes(api, "none", "False", "ModelNotFound")
+            assert "is that of ServedModel" in await becomes(api, "again", "False", "DuplicateModel")
+            assert "model.onnx" in await becomes(api, "broken", "False", "Unavailable")
+            assert "add devices, or give it more time" in await becomes(api, "impossible", "False", "Unschedulable")
+
+    play(scenario)
+
+
+def test_nothing_is_written_where_nothing_changes(play_double: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        await api.client.create(SERVED_MODELS, {"metadata": {"name": "none"}})
+        await api.client.create(DEVICE_POOLS, {"metadata": {"name": "cpus"}, "spec": {"kind": "cpu", "limit": 1}})
+        assert api.double is not None
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            await becomes(api, "cpus", "True", "DevicesFound", resource=DEVICE_POOLS)
+            await asyncio.sleep(0.5)
+            before = len(api.double.requests)
+            await asyncio.sleep(2.0)
+            assert await served(server)  # requests change attainment, which is written seldom
+            await asyncio.sleep(1.0)
+            asked = [each for each in api.double.requests[before:] if "leases" not in each]
+            assert asked == []
+
+    play_double(scenario)
+
+
+def test_status_that_is_edited_by_hand_is_put_right(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        made = await api.client.create(SERVED_MODELS, IDENTITY)
+        async with front_end(api, tmp_path):
+            await becomes(api, "identity", "True", "Serving")
+            await api.client.patch(SERVED_MODELS, key_of(made), {"status": {"conditions": [], "model": "x"}}, "status")
+            await becomes(api, "identity", "True", "Serving")
+            assert (await api.client.get(SERVED_MODELS, "identity"))["status"]["model"] == "identity"
+
+    play(scenario)
+
+
+def test_edits_while_a_rollout_runs_lead_to_the_last_of_them(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        made = await api.client.create(SERVED_MODELS, IDENTITY)
+        async with front_end(api, tmp_path) as server:
+            for seconds in (4, 5, 6, 7):
+                await api.client.patch(SERVED_MODELS, key_of(made), {"spec": {"slo": f"{seconds}s"}})
+                await asyncio.sleep(0.2)
+            await eventually(
+                lambda: (
+                    "identity" in server.deployment.offered and server.deployment.offered["identity"].model.slo == 7.0
+                ),
+                60.0,
+            )
+            await becomes(api, "identity", "True", "Serving")
+
+    play(scenario)
+
+
+def test_pool_limits_what_plans_use(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        spec = {"kind": "cpu", "cuts": [50], "pricePerHour": 0.5}
+        made = await api.client.create(DEVICE_POOLS, {"metadata": {"name": "cpus"}, "spec": spec})
+        await api.client.create(DEVICE_POOLS, {"metadata": {"name": "gpus"}, "spec": {"kind": "h100"}})
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            assert [device.partitions[0].share for device in server.deployment.plan.devices] == [500]
+            await becomes(api, "cpus", "True", "DevicesFound", resource=DEVICE_POOLS)
+            status = (await api.client.get(DEVICE_POOLS, "cpus"))["status"]
+            assert (status["devices"], status["used"], status["costPerHour"]) == (1, 1, 0.5)
+            message = await becomes(api, "gpus", "False", "NoDevices", resource=DEVICE_POOLS)
+            assert message == "no agent has a device of kind 'h100'; there are: cpu"
+            await api.client.patch(DEVICE_POOLS, key_of(made), {"spec": {"cuts": [33.3]}})
+            message = await becomes(api, "cpus", "False", "Rejected", resource=DEVICE_POOLS)
+            assert message.startswith("devices of kind 'cpu': none of the cuts is legal for cpu; it has 5 %")
+            assert await served(server)
+
+    play(scenario)
+
+
+def test_server_serves_on_while_the_api_server_is_away_or_answers_500(play_double: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        assert api.double is not None
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            with api.double.failing(500):
+                await asyncio.sleep(4.0)  # longer than the lease
+                assert await served(server)
+            with api.double.away():
+                api.double.put(
+                    "servedmodels",
+                    {"metadata": {"name": "second", "namespace": "default"}, "spec": {"model": "lookup"}},
+                )
+                await asyncio.sleep(4.0)
+                assert await served(server)
+            await becomes(api, "second", "True", "Serving")
+            assert await served(server)
+
+    play_double(scenario)
+
+
+def test_conflicts_and_slow_answers_only_delay(play_double: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        assert api.double is not None
+        async with front_end(api, tmp_path):
+            with api.double.failing(409, only="status"):
+                await asyncio.sleep(2.0)
+                assert await conditions(api, "identity") == {}
+            with api.double.slow(0.3):
+                api.double.put(
+                    "servedmodels", {"metadata": {"name": "identity", "namespace": "default", "labels": {"a": "b"}}}
+                )
+                await becomes(api, "identity", "True", "Serving")
+
+    play_double(scenario)
+
+
+def test_front_end_whose_lease_another_has_taken_stops(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        async with front_end(api, tmp_path):
+            await api.client.patch(LEASES, ObjectKey("", "cotenant"), {"spec": {"holderIdentity": "front-b"}})
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(KubernetesError, match="front-b has taken the lease; this front end stops"):
+        play(scenario)
+
+
+def test_standby_takes_over_where_the_leader_ends_or_is_killed(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+
+        async def holder() -> Any:
+            return (await api.client.get(LEASES, "cotenant"))["spec"]["holderIdentity"]
+
+        async with process(api, tmp_path, "front-a") as first:
+            await becomes(api, "identity", "True", "Serving")
+            async with process(api, tmp_path, "front-b") as second:
+                await asyncio.sleep(3.0)
+                assert await holder() == "front-a"
+                assert await first.end() == 0, first.log
+                await eventually(lambda: is_held_by(holder, "front-b"))
+                async with process(api, tmp_path, "front-c") as third:
+                    await asyncio.sleep(1.0)
+                    await second.end(9)
+                    await eventually(lambda: is_held_by(holder, "front-c"), 60.0)
+                    await becomes(api, "identity", "True", "Serving")
+                    assert await third.end() == 0, third.log
+        assert await holder() == ""
+
+    play(scenario)
+
+
+async def is_held_by(holder: Callable[[], Awaitable[Any]], name: str) -> bool:
+    return bool(await holder() == name)
+
+
+@pytest.mark.cluster
+def test_api_server_and_its_store_are_killed_and_come_back(play: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        if api.cluster is None:
+            pytest.skip("of a real server")
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        async with front_end(api, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            for parts in (("kube-apiserver",), ("kube-apiserver", "etcd")):
+                api.cluster.kill(*parts)
+                await asyncio.sleep(4.0)
+                assert await served(server)
+                await asyncio.to_thread(api.cluster.start)
+                name = f"after-{parts[-1]}"
+                await api.client.create(SERVED_MODELS, {"metadata": {"name": name}, "spec": {"model": "lookup"}})
+                await becomes(api, name, "True", "Serving")
+                await api.client.delete(SERVED_MODELS, ObjectKey("", name))
+                await eventually(lambda: "lookup" not in server.deployment.offered, 60.0)
+                assert await served(server)
+
+    play(scenario)
