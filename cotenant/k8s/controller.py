@@ -26,8 +26,18 @@ from cotenant.errors import ConfigError, CotenantError, KubernetesError, Rollout
 from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
 from cotenant.k8s.desired_state import DesiredState, Reconciler
 from cotenant.k8s.elector import Elector
+from cotenant.k8s.endpoints import differs, endpoint_slice
 from cotenant.k8s.informer import Informer
-from cotenant.k8s.resource import DEVICE_POOLS, PODS, SERVED_MODELS, KubeObject, ObjectKey, Resource, version_of
+from cotenant.k8s.resource import (
+    DEVICE_POOLS,
+    ENDPOINT_SLICES,
+    PODS,
+    SERVED_MODELS,
+    KubeObject,
+    ObjectKey,
+    Resource,
+    version_of,
+)
 from cotenant.k8s.specs import (
     INVALID,
     Found,
@@ -44,6 +54,7 @@ from cotenant.worker.repository import scan_repository
 logger = logging.getLogger(__name__)
 
 PERIOD = 5.0  # seconds between two turns where nothing happens
+ADVERTISE_SECONDS = 30.0  # between two looks at where the Service leads
 
 
 class NodeRegistry(Protocol):
@@ -99,6 +110,9 @@ class Controller:
         # there is nothing to write that could last.
         self._written: dict[tuple[str, ObjectKey], tuple[str, float]] = {}
         self._failure = ""
+        self._ready = False  # whether all models of the start are served that can be
+        self._advertised = -float("inf")
+        self._unadvertised = ""
         self._crash: BaseException | None = None  # of a task that ought to go on for ever
 
     # Before the server serves
@@ -160,8 +174,11 @@ class Controller:
                 self._applying = asyncio.create_task(self._apply(server, state))
             else:
                 server.hold_readiness("")
+                self._ready = True
         if self._elector.leads:
             await self._write(server, models, pools)
+            if self._ready:
+                await self._advertise(server)
 
     async def _apply(self, server: RunningServer, state: DesiredState) -> None:
         try:
@@ -284,6 +301,35 @@ class Controller:
             if error.status not in (CONFLICT, NOT_FOUND):  # a newer one is on its way here
                 raise
         self._written[key] = version, now
+
+    async def _advertise(self, server: RunningServer) -> None:
+        """Lead the Service here."""
+        options, now = self._base.kubernetes, self._clock()
+        if options.service is None or now - self._advertised < ADVERTISE_SECONDS:
+            return
+        ports = {"http": server.addresses.http, "grpc": server.addresses.grpc}
+        try:
+            address = await asyncio.to_thread(options.own_address)
+            wanted = endpoint_slice(
+                options.service, address, {name: int(each.rpartition(":")[2]) for name, each in ports.items()}
+            )
+            try:
+                found = await self._client.get(ENDPOINT_SLICES, options.service)
+            except KubernetesError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                await self._client.create(ENDPOINT_SLICES, wanted)
+            else:
+                if differs(found, wanted):
+                    await self._client.replace(
+                        ENDPOINT_SLICES, {**wanted, "metadata": {**found["metadata"], **wanted["metadata"]}}
+                    )
+        except CotenantError as error:
+            if not self._unadvertised:
+                logger.warning("Service %s does not lead here: %s", options.service, error)
+            self._unadvertised = str(error)
+        else:
+            self._advertised, self._unadvertised = now, ""
 
     # All the time
 

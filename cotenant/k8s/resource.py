@@ -42,6 +42,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod")
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 CUSTOM_RESOURCES = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )

@@ -75,7 +75,7 @@ def _accepted(model: FoundModel, view: ServerView, rejection: str) -> KubeObject
         reason, message = "Rejected", rejection
     if reason:
         return _condition("Accepted", "False", reason, message)
-    return _condition("Accepted", "True", "Accepted", "")
+    return _condition("Accepted", "True", "Accepted", "the server takes it as it is")
 
 
 def _planned(name: str, view: ServerView) -> KubeObject:
@@ -106,19 +106,19 @@ def _met(model: FoundModel, state: ModelState | None) -> KubeObject:
         return _condition("SLOMet", "Unknown", "NoRequests", "no request of late")
     objective = 0.0 if model.settings is None else model.settings.attainment
     if attained >= objective:
-        return _condition("SLOMet", "True", "SLOMet", "")
+        return _condition("SLOMet", "True", "SLOMet", f"of late at least {objective * 100:g}% met the target")
     return _condition("SLOMet", "False", "SLOViolated", f"of late less than {objective * 100:g}% met the target")
 
 
 def _ready(conditions: Collection[KubeObject], index: IndexEntry | None, view: ServerView) -> KubeObject:
     """Say whether requests are answered now. A model whose change was rejected is served as before."""
     if index is not None and index.state == "READY":
-        return _condition("Ready", "True", "Serving", "")
+        return _condition("Ready", "True", "Serving", "requests are answered")
     for condition in conditions:
         if condition["type"] in ("Accepted", "Planned") and condition["status"] == "False":
             return _condition("Ready", "False", condition["reason"], condition["message"])
     if index is not None and index.state in ("LOADING", "UNLOADING"):
-        return _condition("Ready", "False", index.state.capitalize(), index.reason)
+        return _condition("Ready", "False", index.state.capitalize(), index.reason or f"{index.state.lower()} it")
     if view.changing or index is None or not view.status.ready:
         return _condition("Ready", "False", "Pending", view.status.startup or "a plan with it is being made")
     return _condition("Ready", "False", "Unavailable", index.reason or "no worker is ready")
@@ -177,7 +177,7 @@ def pool_status(
                 "Ready", "False", "NoDevices", f"no agent has a device of kind {pool.kind!r}; there are: {known}"
             )
         else:
-            condition = _condition("Ready", "True", "DevicesFound", "")
+            condition = _condition("Ready", "True", "DevicesFound", show_count(devices, "device"))
     status["conditions"] = _dated([condition], pool, now)
     return status
 
@@ -196,6 +196,7 @@ def _plain(kind: str) -> str:
 
 
 def _condition(type_: str, status: str, reason: str, message: str) -> KubeObject:
+    """Return a condition. message: never empty, which some API servers take for none."""
     return {"type": type_, "status": status, "reason": reason, "message": message[:LONGEST_MESSAGE]}
 
 

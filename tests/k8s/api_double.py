@@ -61,6 +61,7 @@ CORE = {
     ("/api/v1", "configmaps"): Kind("ConfigMap", "v1", has_status=False),
     ("/api/v1", "events"): Kind("Event", "v1", has_status=False),
     ("/apis/coordination.k8s.io/v1", "leases"): Kind("Lease", "coordination.k8s.io/v1", has_status=False),
+    ("/apis/discovery.k8s.io/v1", "endpointslices"): Kind("EndpointSlice", "discovery.k8s.io/v1", has_status=False),
     ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"): Kind(
         "CustomResourceDefinition", "apiextensions.k8s.io/v1", namespaced=False
     ),

@@ -186,7 +186,7 @@ async def defined(client: ApiClient, definition: dict[str, Any]) -> None:
             raise
     while True:
         found = await client.get(CUSTOM_RESOURCES, name)
-        conditions = found.get("status", {}).get("conditions", [])
+        conditions = (found.get("status") or {}).get("conditions") or ()
         if any(each["type"] == "Established" and each["status"] == "True" for each in conditions):
             return
         await asyncio.sleep(0.1)

@@ -69,7 +69,7 @@ async def served(server: RunningServer) -> bool:
 
 async def conditions(api: ApiServer, name: str, resource: Any = SERVED_MODELS) -> dict[str, tuple[str, str, str]]:
     """Return status, reason and message of each condition of an object."""
-    found = (await api.client.get(resource, name)).get("status", {}).get("conditions", [])
+    found = ((await api.client.get(resource, name)).get("status") or {}).get("conditions") or ()
     return {each["type"]: (each["status"], each["reason"], each["message"]) for each in found}
 
 
@@ -88,7 +88,7 @@ async def becomes(
         return last.get(type, ("", "", ""))[:2] == (status, reason)
 
     try:
-        await eventually(holds, 60.0)
+        await eventually(holds, 30.0)
     except AssertionError:
         raise AssertionError(f"{name}: {type} is not {status} ({reason}): {last}") from None
     return str(last[type][2])
