@@ -69,7 +69,7 @@ async def joined(settings: Settings, backend: Backend, discovery: Discovery | No
     for reason in await nodes.heard(cluster.patience):
         logger.warning("serving begins without a node: %s", reason)
     async with discovery(nodes) if discovery is not None else contextlib.nullcontext():
-        if settings.backend == "none" and not nodes.fleet():
+        if settings.backend == "none" and not nodes.fleet() and discovery is None:
             raise ConfigError('backend = "none", and no node has answered: ' + "; ".join(node.reason for node in nodes))
         yield
 

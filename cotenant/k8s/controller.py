@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 
@@ -49,6 +48,7 @@ from cotenant.k8s.specs import (
     refused_agents,
 )
 from cotenant.k8s.status import ServerView, model_error, model_status, pool_status, worth_writing
+from cotenant.live.nodes.registry import Nodes
 from cotenant.worker.repository import scan_repository
 
 logger = logging.getLogger(__name__)
@@ -57,28 +57,18 @@ PERIOD = 5.0  # seconds between two turns where nothing happens
 ADVERTISE_SECONDS = 30.0  # between two looks at where the Service leads
 
 
-class NodeRegistry(Protocol):
-    """What the controller tells of nodes whose agents come and go."""
-
-    def add(self, name: str, address: str) -> None: ...
-
-    def remove(self, name: str) -> None: ...
-
-
 class Controller:
     """Follow the resources of one namespace, from one event loop.
 
-    settings: those that the server was started with; models and limits of devices come from the resources. fleet:
-    returns all devices. nodes: hears of agents; None: the server has its own devices alone. clock: monotonic seconds.
-    wall: seconds since 1970, which stand in conditions for people to read. period: seconds between two turns.
+    settings: those that the server was started with; models and limits of devices come from the resources. clock:
+    monotonic seconds. wall: seconds since 1970, which stand in conditions for people to read. period: seconds between
+    two turns.
     """
 
     def __init__(
         self,
         client: ApiClient,
         settings: Settings,
-        fleet: Callable[[], tuple[Kind, ...]],
-        nodes: NodeRegistry | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,  # noqa: TID251  # for people; nothing is decided by it
@@ -88,8 +78,7 @@ class Controller:
         self._client = client
         self._base = settings
         self._read_base: Settings | None = None  # as the file was read last, not in force yet
-        self._fleet = fleet
-        self._nodes = nodes
+        self._nodes: Nodes | None = None
         self._clock = clock
         self._wall = wall
         self._period = PERIOD if period is None else period
@@ -106,6 +95,7 @@ class Controller:
         self._looked = -float("inf")  # when the repository was looked at
         self._applying: asyncio.Task[None] | None = None
         self._agents: dict[str, str] = {}
+        self._fleet: tuple[Kind, ...] = ()  # what can be planned for
         # By object: the version that a status was written over last, and when. Until the watch brings a newer version,
         # there is nothing to write that could last.
         self._written: dict[tuple[str, ObjectKey], tuple[str, float]] = {}
@@ -133,6 +123,10 @@ class Controller:
             await self._turn(self._period)
         self._builder = builder
         await self._look_at_repository()
+        self._follow_agents(self._read()[1])
+        if self._nodes is not None and self._agents:
+            builder.say("waiting for the nodes")
+            await self._nodes.heard(self._base.cluster.patience)
         builder.say("waiting for the models of the cluster")
         return Prepared(await builder.describe(()))
 
@@ -167,7 +161,8 @@ class Controller:
         models, pools = self._read()
         await self._look_at_repository()
         self._follow_agents(pools)
-        if self._applying is None:
+        self._look_at_devices()
+        if self._applying is None and self._fleet:
             wanted = self._wanted(models, pools)
             state = self._reconciler.next(wanted, self._clock())
             if state is not None:
@@ -242,6 +237,24 @@ class Controller:
                 raise
             logger.warning("the repository cannot be read, and counts as it was: %s", error)
 
+    def _look_at_devices(self) -> None:
+        """Note what can be planned for; with other devices, what was rejected is worth another attempt."""
+        if self._builder is None:
+            return
+        fleet = self._builder.available()
+        if fleet != self._fleet:
+            self._fleet = fleet
+            self._reconciler.forgive()
+
+    @asynccontextmanager
+    async def discover(self, nodes: Nodes) -> AsyncIterator[None]:
+        """Add the nodes of agents, within the block, once this front end leads: an agent has one at a time."""
+        self._nodes = nodes
+        try:
+            yield
+        finally:
+            self._nodes = None
+
     def _follow_agents(self, pools: Collection[FoundPool]) -> None:
         if self._nodes is None:
             return
@@ -250,9 +263,10 @@ class Controller:
             self._nodes.remove(node)
         for node, address in agents.items():
             if self._agents.get(node) != address:
-                if node in self._agents:
-                    self._nodes.remove(node)
-                self._nodes.add(node, address)
+                try:
+                    self._nodes.add(node, address)
+                except ConfigError as error:
+                    logger.error("the agent of node %s cannot be used: %s", node, error)
         self._agents = agents
 
     async def _write(self, server: RunningServer, models: Collection[FoundModel], pools: Collection[FoundPool]) -> None:
@@ -260,7 +274,7 @@ class Controller:
         view = ServerView(
             status=await server.status(),
             plan=server.deployment.plan,
-            fleet=self._fleet(),
+            fleet=self._fleet,
             available=self._available,
             repository=str(self._base.model_repository),
             changing=self._applying is not None,

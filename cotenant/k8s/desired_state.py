@@ -78,6 +78,14 @@ class Reconciler:
         """Hear that another revision came in between; the state is tried again soon."""
         self._not_before = now + SOON
 
+    def forgive(self) -> None:
+        """Let all that was rejected be tried again at once: there are other devices now."""
+        self._rejected = {
+            change: msgspec.structs.replace(each, until=0.0, wait=FIRST_WAIT / 2)
+            for change, each in self._rejected.items()
+        }
+        self._not_before = 0.0
+
     def reason(self, change: Change) -> str:
         """Return why a change was rejected last; empty where it was not."""
         each = self._rejected.get(change)

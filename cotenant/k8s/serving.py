@@ -37,7 +37,7 @@ async def on_kubernetes(
     check_base(settings)
     options = settings.kubernetes
     async with connected(options.namespace, kubeconfig) as client:
-        controller = Controller(client, settings, backend.fleet)
+        controller = Controller(client, settings)
 
         def read_again() -> Settings:
             return controller.settings(settings if read is None else read())
@@ -56,6 +56,7 @@ async def on_kubernetes(
                 progress=progress,
                 read=read_again,
                 on_reload=reloaded,
+                discovery=controller.discover,
             ) as server,
             _beside(controller.run(server)),
         ):

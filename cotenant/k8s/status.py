@@ -119,6 +119,8 @@ def _ready(conditions: Collection[KubeObject], index: IndexEntry | None, view: S
             return _condition("Ready", "False", condition["reason"], condition["message"])
     if index is not None and index.state in ("LOADING", "UNLOADING"):
         return _condition("Ready", "False", index.state.capitalize(), index.reason or f"{index.state.lower()} it")
+    if not view.fleet:
+        return _condition("Ready", "False", "NoDevices", "no agent of any node has answered yet")
     if view.changing or index is None or not view.status.ready:
         return _condition("Ready", "False", "Pending", view.status.startup or "a plan with it is being made")
     return _condition("Ready", "False", "Unavailable", index.reason or "no worker is ready")

@@ -25,6 +25,7 @@ from tests.k8s.servers import ApiServer
 from tests.live.deployment import csv, repository
 
 SETTINGS = """
+{extra}
 model_repository = "models"
 profiles = "profiles.csv"
 model_control_mode = "kubernetes"
@@ -40,23 +41,29 @@ adapt = false
 [kubernetes]
 lease_duration = "{lease}"
 identity = "{identity}"
+{kubernetes}
 """
 
 
-def settings_file(folder: Path, identity: str = "front-a", lease: str = "3s") -> Path:
+def settings_file(
+    folder: Path, identity: str = "front-a", lease: str = "3s", extra: str = "", kubernetes: str = ""
+) -> Path:
     """Write the settings of a front end, and the models that it may serve, and return their path."""
     if not (folder / "models").exists():
         repository(folder / "models")
         (folder / "profiles.csv").write_text(csv())
     path = folder / f"{identity}.toml"
-    path.write_text(SETTINGS.format(identity=identity, lease=lease))
+    path.write_text(SETTINGS.format(identity=identity, lease=lease, extra=extra, kubernetes=kubernetes))
     return path
 
 
 @asynccontextmanager
-async def front_end(api: ApiServer, folder: Path, identity: str = "front-a") -> AsyncIterator[RunningServer]:
-    """Run a front end in this process within the block, which begins once it leads."""
-    settings = read_settings(settings_file(folder, identity))
+async def front_end(
+    api: ApiServer, folder: Path, identity: str = "front-a", *, extra: str = "", kubernetes: str = ""
+) -> AsyncIterator[RunningServer]:
+    """Run a front end in this process within the block, which begins once it leads. extra, kubernetes: further
+    settings."""
+    settings = read_settings(settings_file(folder, identity, extra=extra, kubernetes=kubernetes))
     async with on_kubernetes(settings, create_backend(settings), kubeconfig=api.kubeconfig) as server:
         yield server
 
@@ -131,6 +138,29 @@ async def process(api: ApiServer, folder: Path, identity: str = "front-a", lease
         if started.returncode is None:
             started.kill()
             await started.wait()
+
+
+@asynccontextmanager
+async def agent(folder: Path, name: str) -> AsyncIterator[str]:
+    """Run `cotenant node` within the block, and return its address."""
+    path, log = folder / f"agent-{name}.toml", folder / f"agent-{name}.log"
+    path.write_text(f'[node]\nport = 0\ncache = "agent-{name}"\n[cpu]\nreserve = "0%"\n')
+    with log.open("wb") as err:
+        started = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "cotenant", "node", str(path), "--json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=err,
+            env=os.environ | {"XDG_CACHE_HOME": str(folder / f"cache-{name}")},
+        )
+    try:
+        assert started.stdout is not None
+        line = await asyncio.wait_for(started.stdout.readline(), 60.0)
+        assert line, log.read_text()
+        yield str(json.loads(line)["address"])
+    finally:
+        if started.returncode is None:
+            started.terminate()
+            await asyncio.wait_for(started.wait(), 30.0)
 
 
 def addresses(log: str) -> dict[str, str]:

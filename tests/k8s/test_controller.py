@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cotenant.errors import KubernetesError, NotFoundError
-from cotenant.k8s.resource import DEVICE_POOLS, LEASES, SERVED_MODELS, ObjectKey, key_of
+from cotenant.k8s.resource import DEVICE_POOLS, ENDPOINT_SLICES, LEASES, SERVED_MODELS, ObjectKey, key_of
 from tests.k8s.eventually import eventually
-from tests.k8s.front_end import becomes, conditions, front_end, process, served
+from tests.k8s.front_end import agent, becomes, conditions, front_end, process, served
 from tests.k8s.servers import ApiServer, Connect, double_server
 
 Scenario = Callable[[ApiServer], Awaitable[Any]]
@@ -266,3 +266,71 @@ def test_api_server_and_its_store_are_killed_and_come_back(play: Play, tmp_path:
                 assert await served(server)
 
     play(scenario)
+
+
+def agent_pod(node: str, address: str) -> dict[str, Any]:
+    """The pod of an agent that listens on loopback."""
+    host, _, port = address.rpartition(":")
+    return {
+        "metadata": {
+            "name": f"agent-{node}",
+            "namespace": "default",
+            "labels": {"app.kubernetes.io/name": "cotenant", "app.kubernetes.io/component": "agent"},
+        },
+        "spec": {"nodeName": node, "containers": [{"ports": [{"name": "agent", "containerPort": int(port)}]}]},
+        "status": {"podIP": host, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+
+
+def test_agents_whose_pods_are_ready_give_the_devices(play_double: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        assert api.double is not None
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        pool = {"metadata": {"name": "cpus"}, "spec": {"kind": "cpu", "limit": 1}}
+        await api.client.create(DEVICE_POOLS, pool)
+        async with (
+            agent(tmp_path, "a") as first,
+            agent(tmp_path, "b") as second,
+            front_end(api, tmp_path, extra='backend = "none"\n') as server,
+        ):
+            await becomes(api, "identity", "False", "NoDevices")
+            api.double.put("pods", agent_pod("node-a", first))
+            await becomes(api, "identity", "True", "Serving")
+            assert await served(server)
+            status = (await api.client.get(SERVED_MODELS, "identity"))["status"]
+            assert {each["device"] for each in status["placements"]} == {"node-a/cpu-0"}
+
+            api.double.put("pods", agent_pod("node-b", second))
+            await eventually(lambda: {"node-b/cpu"} <= {kind.name for kind in server.deployment.problem.fleet})
+            found = (await api.client.get(DEVICE_POOLS, "cpus"))["status"]
+            assert found["used"] == 1
+            api.double.remove("pods", "agent-node-a", "default")
+            await eventually(
+                lambda: {str(device.id) for device in server.deployment.plan.devices} == {"node-b/cpu-0"}, 60.0
+            )
+            await becomes(api, "identity", "True", "Serving")
+            assert await served(server)
+
+    play_double(scenario)
+
+
+def test_service_leads_to_the_front_end_that_leads(play_double: Play, tmp_path: Path) -> None:
+    async def scenario(api: ApiServer) -> None:
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        here = 'service = "models"\naddress = "{}"\n'
+        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8")):
+            async with front_end(api, tmp_path, identity, kubernetes=here.format(address)) as server:
+
+                async def leads_here(address: str = address) -> bool:
+                    try:
+                        found = await api.client.get(ENDPOINT_SLICES, "models")
+                    except KubernetesError:
+                        return False
+                    return bool(found["endpoints"][0]["addresses"] == [address])
+
+                await eventually(leads_here)
+                found = await api.client.get(ENDPOINT_SLICES, "models")
+                ports = {each["name"]: each["port"] for each in found["ports"]}
+                assert ports["http"] == int(server.addresses.http.rpartition(":")[2])
+
+    play_double(scenario)
