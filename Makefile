@@ -9,7 +9,7 @@ TORCH := torch==2.13.0 torchvision==0.28.0
 # as its installation page has it: `make test TORCH_INDEX=https://…`.
 TORCH_INDEX ?=
 
-.PHONY: demo test check test-slow mutants fuzz chaos soak cluster compiled bench gpu-check clean
+.PHONY: demo test check test-slow kube mutants fuzz chaos soak cluster compiled bench gpu-check clean
 
 demo: $(READY)
 	$(BIN)/cotenant demo
@@ -26,7 +26,14 @@ check: $(TESTABLE)
 
 # What measures, or takes longer than CI should.
 test-slow: $(TESTABLE)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not cluster"
+
+# The controller against a real API server of Kubernetes, which is built the first time, into a cache folder: some ten
+# minutes on two cores. Needs Debian 12, and root where Debian's packages have yet to come.
+KUBE ?= $(HOME)/.cache/cotenant/kube
+kube: $(TESTABLE)
+	tests/k8s/build_kubernetes.sh $(KUBE)
+	COTENANT_KUBE=$(KUBE) $(BIN)/pytest -m cluster tests/k8s
 
 # Whether tests notice faults: each of some hundred is put into a copy of the tree, and the tests that guard it run. That
 # takes half an hour; with TIME=600 it is a random part, of ten minutes. docs/benchmarks.md has the score.

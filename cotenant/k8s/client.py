@@ -7,6 +7,7 @@ begin again at once, without end, where a server closes them at once.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -54,11 +55,18 @@ class _RawEvent(msgspec.Struct):
 
 class ApiClient:
     """Call one API server, from one event loop. Every error is a KubernetesError; `status` of it is the HTTP status, 0
-    where there was no answer. namespace: where objects of namespaced kinds lie unless a call names another."""
+    where there was no answer. namespace: where objects of namespaced kinds lie unless a call names another. timeout:
+    seconds for each step of a call but a watch."""
 
-    def __init__(self, http: httpx2.AsyncClient, namespace: str) -> None:
+    def __init__(self, http: httpx2.AsyncClient, namespace: str, timeout: float = TIMEOUT) -> None:
         self.namespace = namespace
         self._http = http
+        self._seconds = timeout
+
+    def within(self, seconds: float) -> ApiClient:
+        """Return a client with the same connections that waits for so long at most. To cancel a call in place of that
+        would leave the socket of a connection that is being made to the garbage collector."""
+        return ApiClient(self._http, self.namespace, min(seconds, self._seconds))
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> KubeObject:
         """Return an object. Raises KubernetesError, of status 404 where there is none."""
@@ -145,7 +153,7 @@ class ApiClient:
             "timeoutSeconds": str(seconds),
         } | ({"labelSelector": labels} if labels else {})
         with _reported(path):
-            request = self._http.build_request("GET", path, params=params, timeout=_timeout(seconds + SILENCE))
+            request = self._http.build_request("GET", path, params=params, timeout=_timeout(TIMEOUT, seconds + SILENCE))
             response = await self._http.send(request, stream=True)
             try:
                 if response.status_code != 200:
@@ -175,7 +183,9 @@ class ApiClient:
         content = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": "application/json"} | ({} if content is None else {"Content-Type": content_type})
         with _reported(path):
-            response = await self._http.request(method, path, params=params, content=content, headers=headers)
+            response = await self._http.request(
+                method, path, params=params, content=content, headers=headers, timeout=_timeout(self._seconds)
+            )
         if not 200 <= response.status_code < 300:
             raise _refused(method, path, response.status_code, response.content)
         return _decoded(response.content, path)
@@ -189,6 +199,7 @@ async def connected(namespace: str | None = None, kubeconfig: Path | None = None
     Raises ConfigError for a configuration that cannot be used; the server is not asked yet.
     """
     config = _configuration(kubeconfig)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every call
     client = ApiClient(_http(config), namespace or config.namespace)
     try:
         yield client
@@ -236,10 +247,11 @@ def _http(config: SingleConfig) -> httpx2.AsyncClient:
         raise ConfigError(f"{config.cluster.server}: certificates or credentials cannot be used: {error}") from None
 
 
-def _timeout(read: float) -> httpx2.Timeout:
+def _timeout(seconds: float, read: float | None = None) -> httpx2.Timeout:
+    """Return the limits of a call. read: seconds without anything from the server; None: as for any other step."""
     import httpx2
 
-    return httpx2.Timeout(TIMEOUT, read=read)
+    return httpx2.Timeout(seconds, read=seconds if read is None else read)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Elector:
     ) -> None:
         self.election = Election(identity, duration)
         self.error = ""
-        self._client = client
+        self._client = client.within(duration / 4)  # a round has a few steps
         self._name = name
         self._changed = changed
         self._clock = clock
@@ -50,10 +50,7 @@ class Elector:
         period = self.election.duration / ROUNDS
         while not self.election.is_lost:
             try:
-                async with asyncio.timeout(self.election.duration / 2):
-                    await self._round()
-            except TimeoutError:
-                self._failed("the API server takes too long")
+                await self._round()
             except KubernetesError as error:
                 self._failed(str(error))
             else:
@@ -66,12 +63,12 @@ class Elector:
         if not self.leads:
             return
         try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                body = await self._client.get(LEASES, self._name)
-                if read_lease(body).holder == self.election.identity:
-                    await self._client.replace(LEASES, self.election.released(body))
-        except (TimeoutError, KubernetesError) as error:
-            logger.warning("the lease could not be released, and runs out: %s", str(error) or "no answer")
+            client = self._client.within(RELEASE_SECONDS)
+            body = await client.get(LEASES, self._name)
+            if read_lease(body).holder == self.election.identity:
+                await client.replace(LEASES, self.election.released(body))
+        except KubernetesError as error:
+            logger.warning("the lease could not be released, and runs out: %s", error)
 
     async def _round(self) -> None:
         body = await self._get()

@@ -32,6 +32,8 @@ ADMIN, USER = "admin-token", "user-token"
 PATIENCE = 120.0  # seconds for a start on a busy machine
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
+ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
 
 
 class Cluster:

@@ -11,9 +11,12 @@ import pytest
 
 from cotenant.errors import KubernetesError, NotFoundError
 from cotenant.k8s.resource import DEVICE_POOLS, ENDPOINT_SLICES, LEASES, SERVED_MODELS, ObjectKey, key_of
+from tests.k8s.cluster import ROLE_BINDINGS, ROLES, USER, Cluster
 from tests.k8s.eventually import eventually
 from tests.k8s.front_end import agent, becomes, conditions, front_end, process, served
-from tests.k8s.servers import ApiServer, Connect, double_server
+from tests.k8s.manifests import BASE, documents
+from tests.k8s.rbac import rule_for
+from tests.k8s.servers import ApiServer, Connect, double_server, real_server
 
 Scenario = Callable[[ApiServer], Awaitable[Any]]
 IDENTITY = {"metadata": {"name": "identity"}, "spec": {"slo": "5s", "rate": 20}}
@@ -29,6 +32,18 @@ def play(connect: Connect) -> Callable[[Scenario], Any]:
     def played(scenario: Scenario) -> Any:
         async def run() -> Any:
             async with asyncio.timeout(180), connect() as api:
+                return await scenario(api)
+
+        return asyncio.run(run())
+
+    return played
+
+
+@pytest.fixture
+def play_real(cluster: Cluster) -> Callable[[Scenario], Any]:
+    def played(scenario: Scenario) -> Any:
+        async def run() -> Any:
+            async with asyncio.timeout(180), real_server(cluster) as api:
                 return await scenario(api)
 
         return asyncio.run(run())
@@ -246,10 +261,9 @@ async def is_held_by(holder: Callable[[], Awaitable[Any]], name: str) -> bool:
 
 
 @pytest.mark.cluster
-def test_api_server_and_its_store_are_killed_and_come_back(play: Play, tmp_path: Path) -> None:
+def test_api_server_and_its_store_are_killed_and_come_back(play_real: Play, tmp_path: Path) -> None:
     async def scenario(api: ApiServer) -> None:
-        if api.cluster is None:
-            pytest.skip("of a real server")
+        assert api.cluster is not None
         await api.client.create(SERVED_MODELS, IDENTITY)
         async with front_end(api, tmp_path) as server:
             await becomes(api, "identity", "True", "Serving")
@@ -265,7 +279,7 @@ def test_api_server_and_its_store_are_killed_and_come_back(play: Play, tmp_path:
                 await eventually(lambda: "lookup" not in server.deployment.offered, 60.0)
                 assert await served(server)
 
-    play(scenario)
+    play_real(scenario)
 
 
 def agent_pod(node: str, address: str) -> dict[str, Any]:
@@ -320,17 +334,61 @@ def test_service_leads_to_the_front_end_that_leads(play_double: Play, tmp_path: 
         here = 'service = "models"\naddress = "{}"\n'
         for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8")):
             async with front_end(api, tmp_path, identity, kubernetes=here.format(address)) as server:
-
-                async def leads_here(address: str = address) -> bool:
-                    try:
-                        found = await api.client.get(ENDPOINT_SLICES, "models")
-                    except KubernetesError:
-                        return False
-                    return bool(found["endpoints"][0]["addresses"] == [address])
-
-                await eventually(leads_here)
+                await eventually(lambda address=address: leads_to(api, address))
                 found = await api.client.get(ENDPOINT_SLICES, "models")
                 ports = {each["name"]: each["port"] for each in found["ports"]}
                 assert ports["http"] == int(server.addresses.http.rpartition(":")[2])
 
     play_double(scenario)
+
+
+def test_role_allows_what_a_front_end_asks_for_and_no_more(play_double: Play, tmp_path: Path) -> None:
+    (role,) = [each for each in documents(BASE / "access.yaml") if each["kind"] == "Role"]
+
+    async def scenario(api: ApiServer) -> list[str]:
+        assert api.double is not None
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        await api.client.create(DEVICE_POOLS, {"metadata": {"name": "cpus"}, "spec": {"kind": "cpu"}})
+        before = len(api.double.requests)
+        requests: list[str] = []
+        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8")):
+            service = f'service = "cotenant"\naddress = "{address}"\n'
+            async with front_end(api, tmp_path, identity, kubernetes=service):
+                await eventually(lambda address=address: leads_to(api, address))
+                requests = api.double.requests[before:]
+        own = f"GET {SERVED_MODELS.path('default', 'identity')}"  # of this test
+        return [request for request in requests if request != own]
+
+    used = {request: rule_for(role, request) for request in play_double(scenario)}
+    assert [request for request, rule in used.items() if rule is None] == []
+    assert set(used.values()) == set(range(len(role["rules"])))
+
+
+def leads_to(api: ApiServer, address: str) -> bool:
+    assert api.double is not None
+    slices = api.double.objects("endpointslices")
+    return bool(slices) and slices[0]["endpoints"][0]["addresses"] == [address]
+
+
+@pytest.mark.cluster
+def test_front_end_with_the_rights_of_its_role_alone(play_real: Play, tmp_path: Path) -> None:
+    (role,) = [each for each in documents(BASE / "access.yaml") if each["kind"] == "Role"]
+
+    async def scenario(api: ApiServer) -> None:
+        assert api.cluster is not None
+        await api.client.create(ROLES, role)
+        binding = {
+            "metadata": {"name": "front-end"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},
+            "subjects": [{"kind": "User", "name": "user", "apiGroup": "rbac.authorization.k8s.io"}],
+        }
+        await api.client.create(ROLE_BINDINGS, binding)
+        limited = ApiServer(api.client, api.cluster.kubeconfig(USER, api.client.namespace), cluster=api.cluster)
+        await api.client.create(SERVED_MODELS, IDENTITY)
+        await api.client.create(DEVICE_POOLS, {"metadata": {"name": "cpus"}, "spec": {"kind": "cpu"}})
+        async with front_end(limited, tmp_path) as server:
+            await becomes(api, "identity", "True", "Serving")
+            await becomes(api, "cpus", "True", "DevicesFound", resource=DEVICE_POOLS)
+            assert await served(server)
+
+    play_real(scenario)
