@@ -106,6 +106,8 @@ async def running(
             response_cache=settings.response_cache,
             client_memory=(settings.max_body, memory) if settings.allow_client_shm else None,
         )
+        if settings.model_control_mode == "kubernetes":
+            server.hold_readiness()  # it starts with no model
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(
             settings, devices, told, corrections=corrections, found=server.found, say=server.starting

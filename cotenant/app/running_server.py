@@ -95,9 +95,9 @@ class RunningServer:
         """
         await self._reloader.reload(settings)
 
-    def hold_readiness(self, reason: str) -> None:
-        """Tell probes that the server is not ready, whatever it serves; "": as soon as it can serve."""
-        self._server.hold_readiness(reason)
+    def release_readiness(self) -> None:
+        """Tell probes that the server is ready, as soon as it can serve: its first models are there."""
+        self._server.hold_readiness(False)
 
     def with_batch_means(self, report: Report) -> Report:
         """Return a report of what callers saw with what is known here of batches, as means since the start."""

@@ -42,7 +42,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.address is not None:
             return self.address
         try:
-            return socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0]
+            return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
             raise ConfigError(
                 f"kubernetes.address: the name of this host has no address ({error.strerror}); set one"

@@ -145,7 +145,6 @@ class Controller:
 
     async def run(self, server: RunningServer) -> None:
         """Lead a server until cancelled. Raises KubernetesError where another front end has taken the lease."""
-        server.hold_readiness("waiting for the models of the cluster")
         try:
             while True:
                 self._check_leads()
@@ -168,7 +167,7 @@ class Controller:
             if state is not None:
                 self._applying = asyncio.create_task(self._apply(server, state))
             else:
-                server.hold_readiness("")
+                server.release_readiness()
                 self._ready = True
         if self._elector.leads:
             await self._write(server, models, pools)

@@ -127,7 +127,7 @@ class Server:
         self._inference = InferenceService(state, driver, rollouts, observer, cache)
         self._first = deployment
         self._has_started = False
-        self._not_ready = ""
+        self._held_back = False
         self._no_loads = no_loads
         self._adaptation = (
             None if adaptation is None else Adaptation(adaptation, state, driver, observer, rollouts, backend, events)
@@ -152,9 +152,9 @@ class Server:
         """Return how far the start of the server is, in words; empty once it has started."""
         return self._state.startup
 
-    def hold_readiness(self, reason: str) -> None:
-        """Tell probes that the server is not ready, whatever it serves; "": as soon as it can serve."""
-        self._not_ready = reason
+    def hold_readiness(self, held: bool = True) -> None:
+        """Tell probes that the server is not ready, whatever it serves; or, with False, as soon as it can serve."""
+        self._held_back = held
 
     async def start(self, deployment: Deployment | None = None, learnt: Learnt | None = None) -> None:
         """Start the workers, then accept requests. Raises WorkerError, with nothing left behind, where one does not
@@ -304,7 +304,7 @@ class Server:
         lanes = self._state.lanes
         return (
             self._state.accepting
-            and not self._not_ready
+            and not self._held_back
             and (not lanes or any(self._rollouts.is_ready(lane) for lane in lanes))
         )
 

@@ -33,7 +33,7 @@ Place = tuple[str, str]  # a kind of objects: its path's beginning, such as /api
 class Refused(Exception):  # noqa: N818
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
-        self.status = {
+        self.status: dict[str, Any] = {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},

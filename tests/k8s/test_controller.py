@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
+from cotenant.app.running_server import RunningServer
 from cotenant.errors import KubernetesError, NotFoundError
 from cotenant.k8s.resource import DEVICE_POOLS, ENDPOINT_SLICES, LEASES, SERVED_MODELS, ObjectKey, key_of
 from tests.k8s.cluster import ROLE_BINDINGS, ROLES, USER, Cluster
@@ -66,11 +68,19 @@ def play_double(tmp_path: Path) -> Callable[[Scenario], Any]:
 Play = Callable[[Scenario], Any]
 
 
+async def is_ready(server: RunningServer) -> bool:
+    """Whether a probe is told that the server is ready."""
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        return (await client.get(f"http://{server.addresses.http}/v2/health/ready")).status_code == 200
+
+
 def test_models_come_change_and_go(play: Play, tmp_path: Path) -> None:
     async def scenario(api: ApiServer) -> None:
         made = await api.client.create(SERVED_MODELS, IDENTITY)
         async with front_end(api, tmp_path) as server:
+            assert not await is_ready(server)
             await becomes(api, "identity", "True", "Serving")
+            await eventually(lambda: is_ready(server))
             assert await served(server)
             status = (await api.client.get(SERVED_MODELS, "identity"))["status"]
             assert (status["model"], status["slo"], status["plannedRate"]) == ("identity", "5000ms", 20.0)
