@@ -77,7 +77,7 @@ class Controller:
         options = settings.kubernetes
         self._client = client
         self._base = settings
-        self._read_base: Settings | None = None  # as the file was read last, not in force yet
+        self._read_base: Settings | None = None  # as the file was read last; not in force, and may never be
         self._nodes: Nodes | None = None
         self._clock = clock
         self._wall = wall
@@ -134,12 +134,12 @@ class Controller:
         """Return settings that were read again, with the models and limits in force."""
         check_base(base)
         self._read_base = base
-        return self._settings(self._reconciler.in_force)
+        return combined(base, self._reconciler.in_force)
 
-    def on_reload(self) -> None:
-        """Hear that the settings which were read last are in force."""
-        if self._read_base is not None:
-            self._base, self._read_base = self._read_base, None
+    def on_reload(self, settings: Settings) -> None:
+        """Hear which settings are in force."""
+        if self._read_base is not None and settings == combined(self._read_base, self._reconciler.in_force):
+            self._base = self._read_base
 
     # While it serves
 
@@ -176,7 +176,7 @@ class Controller:
 
     async def _apply(self, server: RunningServer, state: DesiredState) -> None:
         try:
-            await server.reload(self._settings(state))
+            await server.reload(combined(self._base, state))
         except RolloutError as error:
             if error.outcome in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
                 self._reconciler.overtaken(self._clock())
@@ -189,17 +189,6 @@ class Controller:
         finally:
             self._applying = None
             self._changed.set()
-
-    def _settings(self, state: DesiredState) -> Settings:
-        base = self._read_base or self._base
-        pooled = {devices.kind for devices in state.devices}
-        others = tuple(devices for devices in base.devices if devices.kind not in pooled)
-        return msgspec.structs.replace(
-            base,
-            load_models=tuple(model.name for model in state.models),
-            models=state.models,
-            devices=(*state.devices, *others),
-        )
 
     def _read(self) -> tuple[list[FoundModel], list[FoundPool]]:
         return read_served_models(self._models.objects.values()), read_device_pools(self._pools.objects.values())
@@ -392,6 +381,18 @@ class Controller:
         if not task.cancelled():
             self._crash = self._crash or task.exception()
             self._changed.set()
+
+
+def combined(base: Settings, state: DesiredState) -> Settings:
+    """Return the settings of a server whose models, and limits of devices, are the cluster's. base: all else, and the
+    limits of other devices."""
+    pooled = {devices.kind for devices in state.devices}
+    return msgspec.structs.replace(
+        base,
+        load_models=tuple(model.name for model in state.models),
+        models=state.models,
+        devices=(*state.devices, *(devices for devices in base.devices if devices.kind not in pooled)),
+    )
 
 
 def check_base(settings: Settings) -> None:

@@ -15,6 +15,8 @@ import msgspec
 
 from cotenant.k8s.resource import KubeObject
 
+LONGEST = 300.0  # seconds that any lease counts for: as long as settings allow, whatever somebody writes into one
+
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in a Lease. holder: empty where it was released. duration: seconds. renewed: as it is written.
@@ -72,7 +74,7 @@ class Election:
         seen = self._seen
         if seen is None or seen.holder in ("", self.identity):
             return True
-        return now - self._seen_at >= (seen.duration or self.duration)
+        return now - self._seen_at >= min(seen.duration or self.duration, LONGEST)
 
     def leads(self, now: float) -> bool:
         """Whether nobody else can hold the lease: this one renewed it, and it has not run out."""

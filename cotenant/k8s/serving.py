@@ -43,7 +43,7 @@ async def on_kubernetes(
             return controller.settings(settings if read is None else read())
 
         def reloaded(current: Settings) -> None:
-            controller.on_reload()
+            controller.on_reload(current)
             if on_reload is not None:
                 on_reload(current)
 

@@ -10,12 +10,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from cotenant.app.backend import create_backend
 from cotenant.app.running_server import RunningServer
-from cotenant.errors import KubernetesError, NotFoundError
+from cotenant.config import Settings, read_settings
+from cotenant.errors import ConfigError, KubernetesError, NotFoundError
 from cotenant.k8s.resource import DEVICE_POOLS, ENDPOINT_SLICES, LEASES, SERVED_MODELS, ObjectKey, key_of
+from cotenant.k8s.serving import on_kubernetes
 from tests.k8s.cluster import ROLE_BINDINGS, ROLES, USER, Cluster
 from tests.k8s.eventually import eventually
-from tests.k8s.front_end import agent, becomes, conditions, front_end, process, served
+from tests.k8s.front_end import agent, becomes, conditions, front_end, process, served, settings_file
 from tests.k8s.manifests import BASE, documents
 from tests.k8s.rbac import rule_for
 from tests.k8s.servers import ApiServer, Connect, double_server, real_server
@@ -402,3 +405,40 @@ def test_front_end_with_the_rights_of_its_role_alone(play_real: Play, tmp_path: 
             assert await served(server)
 
     play_real(scenario)
+
+
+def test_settings_that_are_read_again_keep_the_models_and_bad_ones_do_no_harm(
+    play_double: Play, tmp_path: Path
+) -> None:
+    async def scenario(api: ApiServer) -> None:
+        made = await api.client.create(SERVED_MODELS, IDENTITY)
+        path = settings_file(tmp_path, "front-a")
+
+        def read() -> Settings:
+            return read_settings(path)
+
+        settings = read()
+        async with on_kubernetes(settings, create_backend(settings), read=read, kubeconfig=api.kubeconfig) as server:
+            await becomes(api, "identity", "True", "Serving")
+            good = path.read_text()
+            for bad, error in (
+                ('planner = "none"\n' + good, "planner: 'none' is not known"),
+                (
+                    "http_port = 1\n" + good.replace("http_port = 0", ""),
+                    "what the server was started with cannot change",
+                ),
+                (good + '\n[[models]]\nname = "lookup"\n', "models are ServedModel resources"),
+            ):
+                path.write_text(bad)
+                with pytest.raises(ConfigError, match=error):
+                    await server.reload()
+                assert await served(server)
+            path.write_text('planner = "elastic"\n' + good)
+            await server.reload()
+            assert server.deployment.plan.planner == "elastic"
+            assert await served(server)
+            await api.client.patch(SERVED_MODELS, key_of(made), {"spec": {"slo": "9s"}})
+            await eventually(lambda: server.deployment.offered["identity"].model.slo == 9.0)
+            assert server.deployment.plan.planner == "elastic"
+
+    play_double(scenario)

@@ -48,6 +48,13 @@ def test_duration_is_that_of_the_holder() -> None:
     assert not election.may_take(59.0)
 
 
+def test_lease_that_somebody_made_endless_runs_out_all_the_same() -> None:
+    election = Election("a", DURATION)
+    election.observe(record("b", duration=1e9), 0.0)
+    assert not election.may_take(299.0)
+    assert election.may_take(300.0)
+
+
 def test_leader_that_cannot_renew_no_longer_leads_but_has_not_lost() -> None:
     election = Election("a", DURATION)
     election.held(record("a"), 0.0)
