@@ -61,8 +61,7 @@ class Controller:
     """Follow the resources of one namespace, from one event loop.
 
     settings: those that the server was started with; models and limits of devices come from the resources. clock:
-    monotonic seconds. wall: seconds since 1970, which stand in conditions for people to read. period: seconds between
-    two turns.
+    monotonic seconds. wall: seconds since 1970, which stand in conditions for people to read.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class Controller:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,  # noqa: TID251  # for people; nothing is decided by it
-        period: float | None = None,
     ) -> None:
         options = settings.kubernetes
         self._client = client
@@ -81,7 +79,6 @@ class Controller:
         self._nodes: Nodes | None = None
         self._clock = clock
         self._wall = wall
-        self._period = PERIOD if period is None else period
         self._changed = asyncio.Event()
         self._elector = Elector(
             client, options.lease, options.own_identity, options.lease_duration, self._changed.set, clock, wall
@@ -120,7 +117,7 @@ class Controller:
             else:
                 builder.say("waiting for the cluster's resources")
             self._check_leads()
-            await self._turn(self._period)
+            await self._turn(PERIOD)
         self._builder = builder
         await self._look_at_repository()
         self._follow_agents(self._read()[1])
@@ -150,7 +147,7 @@ class Controller:
                 self._check_leads()
                 await self._reconcile(server)
                 due = self._reconciler.due(self._clock())
-                await self._turn(self._period if due is None else min(self._period, max(due, 0.05)))
+                await self._turn(PERIOD if due is None else min(PERIOD, max(due, 0.05)))
         finally:
             if self._applying is not None:
                 self._applying.cancel()

@@ -42,7 +42,7 @@ class Reconciler:
 
     def next(self, wanted: DesiredState, now: float) -> DesiredState | None:
         """Return the state to apply now; None where there is nothing to do, or not yet."""
-        known = {*wanted.models, wanted.devices}
+        known: set[Change] = {*wanted.models, wanted.devices}
         self._rejected = {change: each for change, each in self._rejected.items() if change in known}
         if now < self._not_before:
             return None
@@ -57,8 +57,8 @@ class Reconciler:
 
     def applied(self, state: DesiredState) -> None:
         """Hear that the server has taken a state."""
-        for change in (*state.models, state.devices):
-            self._rejected.pop(change, None)
+        taken: set[Change] = {*state.models, state.devices}
+        self._rejected = {change: each for change, each in self._rejected.items() if change not in taken}
         self.in_force = state
 
     def rejected(self, state: DesiredState, reason: str, now: float) -> None:

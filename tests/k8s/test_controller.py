@@ -403,6 +403,9 @@ def test_front_end_with_the_rights_of_its_role_alone(play_real: Play, tmp_path: 
             await becomes(api, "identity", "True", "Serving")
             await becomes(api, "cpus", "True", "DevicesFound", resource=DEVICE_POOLS)
             assert await served(server)
+            table = api.cluster.kubectl("get", "servedmodels", f"--namespace={api.client.namespace}").splitlines()
+            assert table[0].split() == ["NAME", "MODEL", "SLO", "READY", "REASON", "ATTAINMENT", "AGE"]
+            assert table[1].split()[:5] == ["identity", "identity", "5s", "True", "Serving"]
 
     play_real(scenario)
 

@@ -158,6 +158,20 @@ def test_pool_of_the_overlay_keeps_to_its_schema() -> None:
     assert admitted({"spec": pool["spec"]}, schema) == ({"spec": pool["spec"]}, [])
 
 
+def test_resources_of_the_documentation_are_admitted() -> None:
+    text = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
+    blocks = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml")[1:]]
+    schemas = {}
+    for name in DEFINITIONS:
+        (definition,) = documents(BASE / name)
+        schemas[definition["spec"]["names"]["kind"]] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert [each["kind"] for each in blocks] == ["ServedModel", "DevicePool"]
+    for each in blocks:
+        stored, errors = admitted({"spec": each["spec"]}, schemas[each["kind"]])
+        assert errors == []
+        assert each["spec"].items() <= stored["spec"].items()
+
+
 # With the programs that users have: marked `cluster`, which `make kube` brings along.
 
 

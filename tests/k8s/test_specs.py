@@ -28,7 +28,7 @@ def test_empty_spec_serves_the_model_of_the_resources_name() -> None:
 
 
 def test_spec_is_spelled_as_settings_are() -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "model": "ResNet_50",
         "slo": "50ms",
         "attainment": "99.5%",
