@@ -424,6 +424,8 @@ class ApiDouble:
                         await wake.wait()
                 except TimeoutError:
                     continue
+        except ConnectionResetError:
+            pass  # the client has left
         except asyncio.CancelledError:
             if request.transport is not None:
                 request.transport.abort()
