@@ -109,13 +109,12 @@ class Controller:
 
         The models come once workers can run: one that does not start is rejected by itself, and told in its status.
         """
+        said = ""
         while not (self._elector.leads and self._synced):
-            if self._elector.error or self._lost_contact:
-                builder.say(f"waiting for the API server: {self._elector.error or self._lost_contact}")
-            elif not self._elector.leads and self._elector.election.holder:
-                builder.say(f"standing by: {self._elector.election.holder} leads")
-            else:
-                builder.say("waiting for the cluster's resources")
+            if (text := self._waiting()) != said:
+                builder.say(text)
+                logger.info("%s", text)
+                said = text
             self._check_leads()
             await self._turn(PERIOD)
         self._builder = builder
@@ -126,6 +125,15 @@ class Controller:
             await self._nodes.heard(self._base.cluster.patience)
         builder.say("waiting for the models of the cluster")
         return Prepared(await builder.describe(()))
+
+    def _waiting(self) -> str:
+        """Say what a front end that does not lead yet waits for. Whoever asks for readiness is told, so why the API
+        server cannot be asked stands in the log alone."""
+        if self._elector.error or any(each.error for each in (self._models, self._pools, self._pods)):
+            return "waiting for the API server"
+        if not self._elector.leads and self._elector.election.holder:
+            return f"standing by: {self._elector.election.holder} leads"
+        return "waiting for the cluster's resources"
 
     def settings(self, base: Settings) -> Settings:
         """Return settings that were read again, with the models and limits in force."""
@@ -335,10 +343,6 @@ class Controller:
     @property
     def _synced(self) -> bool:
         return all(informer.is_synced for informer in (self._models, self._pools, self._pods))
-
-    @property
-    def _lost_contact(self) -> str:
-        return next((each.error for each in (self._models, self._pools, self._pods) if each.error), "")
 
     def _check_leads(self) -> None:
         if self._crash is not None:

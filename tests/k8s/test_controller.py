@@ -256,6 +256,7 @@ def test_standby_takes_over_where_the_leader_ends_or_is_killed(play: Play, tmp_p
             async with process(api, tmp_path, "front-b") as second:
                 await asyncio.sleep(3.0)
                 assert await holder() == "front-a"
+                assert "standing by: front-a leads" in second.log
                 assert await first.end() == 0, first.log
                 await eventually(lambda: is_held_by(holder, "front-b"))
                 async with process(api, tmp_path, "front-c") as third:
