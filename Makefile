@@ -32,7 +32,7 @@ test-slow: $(TESTABLE)
 # minutes on two cores. Needs Debian 12, and root where Debian's packages have yet to come.
 KUBE ?= $(HOME)/.cache/cotenant/kube
 kube: $(TESTABLE)
-	tests/k8s/build_kubernetes.sh $(KUBE)
+	PIP=$(abspath $(BIN))/pip tests/k8s/build_kubernetes.sh $(KUBE)
 	COTENANT_KUBE=$(KUBE) $(BIN)/pytest -m cluster tests/k8s
 
 # Whether tests notice faults: each of some hundred is put into a copy of the tree, and the tests that guard it run. That

@@ -116,7 +116,8 @@ class Reconciler:
     def _changes(self, state: DesiredState) -> list[Change]:
         """Return what a state has that is not in force; what it lacks is none."""
         devices: list[Change] = [] if state.devices == self.in_force.devices else [state.devices]
-        return devices + [model for model in state.models if model not in self.in_force.models]
+        before = set(self.in_force.models)
+        return devices + [model for model in state.models if model not in before]
 
     def _with(self, target: DesiredState, change: Change) -> DesiredState:
         """Return what is in force, without what is deleted, and with one change."""

@@ -67,10 +67,10 @@ class FoundPool(Found, frozen=True, kw_only=True):
 def read_served_models(bodies: Iterable[KubeObject]) -> list[FoundModel]:
     """Read ServedModels, the oldest first. Of several of one model the first is used."""
     found: list[FoundModel] = []
+    used: dict[str, FoundModel] = {}
     for body in _by_age(bodies):
         each = _served_model(body)
-        first = next((other for other in found if other.name == each.name and not other.error), None)
-        if first is not None and not each.error:
+        if not each.error and (first := used.setdefault(each.name, each)) is not each:
             error = f"model {each.name!r} is that of ServedModel {first.key} already; delete one of the two"
             each = msgspec.structs.replace(each, error=error, reason=DUPLICATE, settings=None)
         found.append(each)
@@ -80,10 +80,10 @@ def read_served_models(bodies: Iterable[KubeObject]) -> list[FoundModel]:
 def read_device_pools(bodies: Iterable[KubeObject]) -> list[FoundPool]:
     """Read DevicePools, the oldest first. Of several of one kind the first is used."""
     found: list[FoundPool] = []
+    used: dict[str, FoundPool] = {}
     for body in _by_age(bodies):
         each = _device_pool(body)
-        first = next((other for other in found if other.kind == each.kind and not other.error), None)
-        if first is not None and not each.error:
+        if not each.error and (first := used.setdefault(each.kind, each)) is not each:
             error = f"devices of kind {each.kind!r} are those of DevicePool {first.key} already; delete one of the two"
             each = msgspec.structs.replace(each, error=error, reason="DuplicateKind", settings=None)
         found.append(each)

