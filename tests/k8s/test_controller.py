@@ -123,6 +123,13 @@ def test_model_that_cannot_be_served_is_told_why_and_keeps_back_no_other(play: P
     play(scenario)
 
 
+async def later(look: Callable[[], int], seconds: float) -> int:
+    """Return what was there some time ago."""
+    seen = look()
+    await asyncio.sleep(seconds)
+    return seen
+
+
 def test_nothing_is_written_where_nothing_changes(play_double: Play, tmp_path: Path) -> None:
     async def scenario(api: ApiServer) -> None:
         await api.client.create(SERVED_MODELS, IDENTITY)
@@ -132,13 +139,15 @@ def test_nothing_is_written_where_nothing_changes(play_double: Play, tmp_path: P
         async with front_end(api, tmp_path) as server:
             await becomes(api, "identity", "True", "Serving")
             await becomes(api, "cpus", "True", "DevicesFound", resource=DEVICE_POOLS)
-            await asyncio.sleep(0.5)
-            before = len(api.double.requests)
-            await asyncio.sleep(2.0)
+
+            def asked() -> list[str]:
+                return [each for each in api.double.requests if "leases" not in each] if api.double else []
+
+            while len(asked()) != (before := await later(lambda: len(asked()), 1.5)):
+                pass  # the first statuses are still on their way
             assert await served(server)  # requests change attainment, which is written seldom
-            await asyncio.sleep(1.0)
-            asked = [each for each in api.double.requests[before:] if "leases" not in each]
-            assert asked == []
+            await asyncio.sleep(2.0)
+            assert asked()[before:] == []
 
     play_double(scenario)
 
@@ -254,13 +263,13 @@ def test_standby_takes_over_where_the_leader_ends_or_is_killed(play: Play, tmp_p
         async with process(api, tmp_path, "front-a") as first:
             await becomes(api, "identity", "True", "Serving")
             async with process(api, tmp_path, "front-b") as second:
-                await asyncio.sleep(3.0)
+                await eventually(lambda: "standing by: front-a leads" in second.log, 60.0)
+                await asyncio.sleep(3.5)  # longer than the lease
                 assert await holder() == "front-a"
-                assert "standing by: front-a leads" in second.log
                 assert await first.end() == 0, first.log
                 await eventually(lambda: is_held_by(holder, "front-b"))
                 async with process(api, tmp_path, "front-c") as third:
-                    await asyncio.sleep(1.0)
+                    await eventually(lambda: "standing by: front-b leads" in third.log, 60.0)
                     await second.end(9)
                     await eventually(lambda: is_held_by(holder, "front-c"), 60.0)
                     await becomes(api, "identity", "True", "Serving")

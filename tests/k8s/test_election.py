@@ -28,6 +28,7 @@ def test_lease_of_another_is_taken_only_after_it_was_seen_unrenewed_for_its_dura
     election = Election("a", DURATION)
     election.observe(record("b"), 100.0)
     assert not election.may_take(109.9)
+    assert not election.is_lost, "it never held the lease"
     election.observe(record("b", renewed="2", version="2"), 109.9)
     assert not election.may_take(119.8)
     election.observe(record("b", renewed="2", version="2"), 119.8)
