@@ -10,6 +10,7 @@
     ├── LeaseError         another front end serves in place of this one
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     ├── KubernetesError    a call of a Kubernetes API server that is refused, or not answered
+    ├── ClaimError         a ResourceClaim that cannot be prepared: wrong, contradictory, or for more than is left
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
@@ -74,6 +75,14 @@ class KubernetesError(CotenantError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ClaimError(CotenantError):
+    """``holders`` are the uids of the claims that have what it asks for."""
+
+    def __init__(self, message: str, holders: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.holders = holders
 
 
 class RequestError(CotenantError):

@@ -93,6 +93,10 @@ COMMANDS = {
         "Reproduce figures of the papers next to the published numbers. Needs a checkout and its data.",
         "cotenant.cli.reproduce:reproduce",
     ),
+    "dra": (
+        "Account for shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.",
+        "cotenant.cli.dra:app",
+    ),
     "devices": (
         "Show the devices of this machine, what runs on them, and which backends can partition them.",
         "cotenant.cli.devices:devices",

@@ -73,11 +73,17 @@ class ApiClient:
         return await self._call("GET", resource.path(self._space(resource, namespace), name))
 
     async def list(
-        self, resource: Resource, *, namespace: str | None = None, everywhere: bool = False, labels: str = ""
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        everywhere: bool = False,
+        labels: str = "",
+        fields: str = "",
     ) -> Listing:
-        """Return the objects of a namespace, or of all. labels: a selector."""
+        """Return the objects of a namespace, or of all. labels, fields: selectors."""
         path = resource.path(None if everywhere else self._space(resource, namespace))
-        params = {"limit": str(LIST_PAGE)} | ({"labelSelector": labels} if labels else {})
+        params = {"limit": str(LIST_PAGE)} | _selectors(labels, fields)
         objects: list[KubeObject] = []
         while True:
             page = await self._call("GET", path, params=params)
@@ -139,6 +145,7 @@ class ApiClient:
         namespace: str | None = None,
         everywhere: bool = False,
         labels: str = "",
+        fields: str = "",
         seconds: int = WATCH_SECONDS,
     ) -> AsyncIterator[WatchEvent]:
         """Yield what changes after a version, until the server ends the watch. seconds: when it is asked to.
@@ -151,7 +158,7 @@ class ApiClient:
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(seconds),
-        } | ({"labelSelector": labels} if labels else {})
+        } | _selectors(labels, fields)
         with _reported(path):
             request = self._http.build_request("GET", path, params=params, timeout=_timeout(TIMEOUT, seconds + SILENCE))
             response = await self._http.send(request, stream=True)
@@ -245,6 +252,10 @@ def _http(config: SingleConfig) -> httpx2.AsyncClient:
         return client_adapter.AsyncClient(config, parameters)
     except (LightkubeError, OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(f"{config.cluster.server}: certificates or credentials cannot be used: {error}") from None
+
+
+def _selectors(labels: str, fields: str) -> dict[str, str]:
+    return {name: text for name, text in (("labelSelector", labels), ("fieldSelector", fields)) if text}
 
 
 def _timeout(seconds: float, read: float | None = None) -> httpx2.Timeout:

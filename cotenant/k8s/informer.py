@@ -19,7 +19,7 @@ SHORT_WATCH = 1.0  # seconds; a watch that ends within them without an event cou
 
 class Informer:
     """Follow the objects of a namespace, or of all. changed: called after each change of them, and when contact to the
-    server is lost or found. labels: a selector. seconds: how long one watch lasts.
+    server is lost or found. labels, fields: selectors. seconds: how long one watch lasts.
 
     While the server is away, `objects` stay as they were last seen.
     """
@@ -33,6 +33,7 @@ class Informer:
         namespace: str | None = None,
         everywhere: bool = False,
         labels: str = "",
+        fields: str = "",
         seconds: int = WATCH_SECONDS,
     ) -> None:
         self._client = client
@@ -41,6 +42,7 @@ class Informer:
         self._namespace = namespace
         self._everywhere = everywhere
         self._labels = labels
+        self._fields = fields
         self._seconds = seconds
         self._objects: dict[ObjectKey, KubeObject] = {}
         self._version: str | None = None  # None: to be listed anew
@@ -83,7 +85,11 @@ class Informer:
         listed = self._version is None
         if self._version is None:
             listing = await self._client.list(
-                self._resource, namespace=self._namespace, everywhere=self._everywhere, labels=self._labels
+                self._resource,
+                namespace=self._namespace,
+                everywhere=self._everywhere,
+                labels=self._labels,
+                fields=self._fields,
             )
             found = {key_of(each): each for each in listing.objects}
             different = found != self._objects or not self.is_synced
@@ -99,6 +105,7 @@ class Informer:
             namespace=self._namespace,
             everywhere=self._everywhere,
             labels=self._labels,
+            fields=self._fields,
             seconds=self._seconds,
         ):
             events += 1

@@ -1,6 +1,6 @@
-"""Load the message classes of the Open Inference Protocol, ModelConfig among them, from the bundled descriptors.
+"""Load the message classes of the protocols that are spoken, from the bundled descriptors.
 
-They live in a descriptor pool of their own, so that a client library that registers the same names in the same process
+They live in descriptor pools of their own, so that a client library that registers the same names in the same process
 does not clash with them.
 """
 
@@ -9,24 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
-_DESCRIPTORS = Path(__file__).parent / "inference.bin"
+_FOLDER = Path(__file__).parent
 
 
 class Messages:
-    """Give the message classes as attributes: `messages.ModelInferRequest`."""
+    """Give the message classes of a package as attributes: `messages.ModelInferRequest`."""
 
-    def __init__(self) -> None:
-        files = descriptor_pb2.FileDescriptorSet.FromString(_DESCRIPTORS.read_bytes())
+    def __init__(self, file: str, package: str) -> None:
+        """file: of descriptors, beside this one."""
+        files = descriptor_pb2.FileDescriptorSet.FromString((_FOLDER / file).read_bytes())
+        self.package = package
         self.pool = descriptor_pool.DescriptorPool()
-        for file in files.file:
-            self.pool.Add(file)
+        self.pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
+        for each in files.file:
+            self.pool.Add(each)
 
     def __getattr__(self, name: str) -> Any:
-        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"inference.{name}"))
+        message = message_factory.GetMessageClass(self.pool.FindMessageTypeByName(f"{self.package}.{name}"))
         setattr(self, name, message)
         return message
 
 
-messages = Messages()
+# The Open Inference Protocol, ModelConfig among it.
+messages = Messages("inference.bin", "inference")

@@ -62,6 +62,10 @@ CORE = {
     ("/api/v1", "events"): Kind("Event", "v1", has_status=False),
     ("/apis/coordination.k8s.io/v1", "leases"): Kind("Lease", "coordination.k8s.io/v1", has_status=False),
     ("/apis/discovery.k8s.io/v1", "endpointslices"): Kind("EndpointSlice", "discovery.k8s.io/v1", has_status=False),
+    ("/apis/resource.k8s.io/v1", "resourceclaims"): Kind("ResourceClaim", "resource.k8s.io/v1"),
+    ("/apis/resource.k8s.io/v1", "resourceslices"): Kind(
+        "ResourceSlice", "resource.k8s.io/v1", namespaced=False, has_status=False
+    ),
     ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"): Kind(
         "CustomResourceDefinition", "apiextensions.k8s.io/v1", namespaced=False
     ),

@@ -1,0 +1,109 @@
+"""Create the ResourceClaims that stand for the placements of pods.
+
+Level-triggered and idempotent: a second controller writes the same, or conflicts with the first and does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cotenant.errors import ConfigError, KubernetesError
+from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
+from cotenant.k8s.dra.planned_claims import (
+    LABELS,
+    PlannedClaim,
+    claim_body,
+    claim_status,
+    is_foreign,
+    is_stale,
+    read_planned,
+)
+from cotenant.k8s.informer import Informer
+from cotenant.k8s.resource import PODS, RESOURCE_CLAIMS, KubeObject, ObjectKey
+
+logger = logging.getLogger(__name__)
+
+RETRY = 1.0  # seconds until what failed is tried again, where nothing changes before
+QUIET = 0.02  # seconds for which changes may come together
+
+
+class ClaimController:
+    """Follow the pods and claims of a cluster, from one event loop."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._changed = asyncio.Event()
+        self._pods = Informer(client, PODS, self._changed.set, everywhere=True)
+        self._claims = Informer(client, RESOURCE_CLAIMS, self._changed.set, everywhere=True, labels=LABELS)
+        self._told: dict[ObjectKey, str] = {}
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        followed = [asyncio.create_task(each.run()) for each in (self._pods, self._claims)]
+        try:
+            await asyncio.gather(self._pods.synced(), self._claims.synced())
+            while True:
+                self._changed.clear()
+                complete = await self.reconcile()
+                try:
+                    async with asyncio.timeout(None if complete else RETRY):
+                        await self._changed.wait()
+                        await asyncio.sleep(QUIET)
+                except TimeoutError:
+                    pass
+        finally:
+            for task in followed:
+                task.cancel()
+            await asyncio.gather(*followed, return_exceptions=True)
+
+    async def reconcile(self) -> bool:
+        """Write what is missing for all pods; return whether all of it could be written."""
+        complete = True
+        for key, pod in list(self._pods.objects.items()):
+            try:
+                planned = read_planned(pod)
+                if planned is not None:
+                    complete &= await self._write(planned)
+            except ConfigError as error:
+                self._tell(key, str(error))
+            except KubernetesError as error:
+                complete = False
+                if error.status not in (CONFLICT, NOT_FOUND):  # else what has changed is seen soon
+                    logger.warning("claims: %s", error)
+                    break
+            else:
+                self._told.pop(key, None)
+        for key in self._told.keys() - self._pods.objects.keys():
+            del self._told[key]
+        return complete
+
+    async def _write(self, planned: PlannedClaim) -> bool:
+        """Write the claim of a pod; return whether it stands."""
+        claim = self._claims.objects.get(planned.key) or await self._create(planned)
+        if is_foreign(claim):
+            raise ConfigError(f"claim {planned.key} is somebody else's; name another in the pod")
+        if is_stale(planned, claim):
+            await self._client.delete(RESOURCE_CLAIMS, planned.key)
+            claim = await self._create(planned)
+            if is_stale(planned, claim):
+                return False  # it is there until its pod has ended
+        status = claim_status(planned, claim)
+        if status is not None:
+            body = {"metadata": claim["metadata"], "spec": claim["spec"], "status": status}
+            await self._client.replace(RESOURCE_CLAIMS, body, "status")
+        return True
+
+    async def _create(self, planned: PlannedClaim) -> KubeObject:
+        try:
+            return await self._client.create(RESOURCE_CLAIMS, claim_body(planned))
+        except KubernetesError as error:
+            if error.status != CONFLICT:
+                raise
+        # Not seen yet, or without our label.
+        return await self._client.get(RESOURCE_CLAIMS, planned.key.name, planned.key.namespace)
+
+    def _tell(self, key: ObjectKey, what: str) -> None:
+        if self._told.get(key) != what:
+            logger.warning("%s", what)
+            self._told[key] = what
