@@ -156,6 +156,10 @@ def _choose_instance(
                 f"{place}: MIG instance {planned} has {there.share} ‰ and {show_memory(there.memory)}, less than the "
                 f"{share} ‰ and {show_memory(memory)} that are allocated"
             )
+        if planned in taken:
+            raise ClaimError(
+                f"{place}: MIG instance {planned} is that of {_name(taken[planned])}", (taken[planned].uid,)
+            )
         enough = [there]
     free = [each for each in enough if each.uuid not in taken]
     if not free:

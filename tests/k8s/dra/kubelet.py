@@ -99,7 +99,9 @@ class Kubelet:
         options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"unix://{path}", options=options) as channel:
             call = channel.unary_unary(
-                method, request_serializer=lambda each: each.SerializeToString(), response_deserializer=answer.FromString
+                method,
+                request_serializer=lambda each: each.SerializeToString(),
+                response_deserializer=answer.FromString,
             )
             return await call(request, timeout=45, wait_for_ready=True)
 

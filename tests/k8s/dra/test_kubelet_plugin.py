@@ -14,7 +14,7 @@ import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.k8s.client import ApiClient
-from cotenant.k8s.dra.container_edits import ContainerOptions
+from cotenant.k8s.dra.container_edits import PIPE_DIRECTORY, SHARED_MEMORY, ContainerOptions
 from cotenant.k8s.dra.devices import NodeDevice
 from cotenant.k8s.dra.node_plugin import NodeOptions, NodePlugin, node_plugin
 from cotenant.protocol.kubelet import dra
@@ -265,9 +265,9 @@ def test_mps_folders_of_the_node_are_mounted(folder: Path) -> None:
             shared, whole = node.claim("shared", result(gpu(0))), node.claim("whole", result(gpu(1), None, None))
             answers = await node.kubelet.prepare(shared, whole)
             environment, mounts, _, _ = node.kubelet.container(answers["shared"])
-            assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+            assert environment["CUDA_MPS_PIPE_DIRECTORY"] == PIPE_DIRECTORY
             paths = [(each["hostPath"], each["containerPath"]) for each in mounts]
-            assert paths == [("/run/mps/pipe", "/tmp/nvidia-mps"), ("/run/mps/shm", "/dev/shm")]
+            assert paths == [("/run/mps/pipe", PIPE_DIRECTORY), ("/run/mps/shm", SHARED_MEMORY)]
             assert node.kubelet.container(answers["whole"])[1] == []
 
     on_node(folder, scenario)
