@@ -389,6 +389,13 @@ int nvmlDeviceGetTemperature(const Device *device, unsigned sensor, unsigned *de
     return OK;
 }
 
+int nvmlDeviceGetMinorNumber(const Device *device, unsigned *minor)
+{
+    ENTER_GPU(device->gpu);
+    *minor = device->gpu->index;
+    return OK;
+}
+
 int nvmlDeviceGetComputeMode(const Device *device, unsigned *mode)
 {
     char rest[256];

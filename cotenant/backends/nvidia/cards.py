@@ -58,8 +58,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[MigInstance, ...] = ()
 
 
-def list_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs of this machine or container in bus order. One that does not answer is left out and logged."""
+def _log_left_out(index: int, reason: str) -> None:
+    logger.warning("GPU %d is left out: %s", index, reason)
+
+
+def list_gpus(left_out: Callable[[int, str], None] = _log_left_out) -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine or container in bus order, without those that do not answer. left_out: called
+    with the index of each of these and the reason; logs it unless told otherwise."""
     nvml = nvml_session()
     with nvml_errors("the GPUs of this machine"):
         count = nvml.nvmlDeviceGetCount()
@@ -68,7 +73,7 @@ def list_gpus() -> tuple[Gpu, ...]:
         try:
             gpus.append(_gpu(nvml, index))
         except nvml.NVMLError as error:
-            logger.warning("GPU %d is left out: %s", index, nvml_error_text(nvml, error))
+            left_out(index, nvml_error_text(nvml, error))
     return with_distinct_kinds(gpus, {gpu.uuid: [one.profile for one in gpu.instances] for gpu in gpus})
 
 

@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 CONTROL = "nvidia-cuda-mps-control"  # the control program of MPS
 
 
-def available_sharing_modes(gpu: Gpu) -> dict[str, str]:
-    """Return for each sharing mode why the GPU cannot be partitioned that way here; empty if it can."""
+def available_sharing_modes(gpu: Gpu, *, starts_mps: bool = True) -> dict[str, str]:
+    """Return for each sharing mode why the GPU cannot be partitioned that way here; empty if it can. starts_mps: the
+    control program of MPS has to be here, since we start it."""
     cuda = tuple(int(part) for part in driver_version()[1].split("."))
-    return {"mps": _mps(gpu, cuda), "green": _green(gpu, cuda), "mig": _mig(gpu)}
+    return {"mps": _mps(gpu, cuda, starts_mps=starts_mps), "green": _green(gpu, cuda), "mig": _mig(gpu)}
 
 
 def select_shareable(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
@@ -40,14 +41,14 @@ def select_shareable(some: Sequence[Gpu], mechanism: str) -> tuple[Gpu, ...]:
     return found
 
 
-def _mps(gpu: Gpu, cuda: tuple[int, ...]) -> str:
+def _mps(gpu: Gpu, cuda: tuple[int, ...], *, starts_mps: bool) -> str:
     if gpu.mig:
         return "MIG is on; its instances are for the backend mig"
     if float(gpu.capability) < 7:
         return f"it needs Volta or newer (compute capability 7.0; this is {gpu.capability})"
     if cuda < (11, 5):
         return f"its limits of memory need a driver for CUDA 11.5 (this one is for {_dotted(cuda)})"
-    if shutil.which(CONTROL) is None:
+    if starts_mps and shutil.which(CONTROL) is None:
         return f"there is no `{CONTROL}`; it comes with the driver (in Debian's packages: nvidia-cuda-mps)"
     return _mode(gpu)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from cotenant.core.units import WHOLE
+from cotenant.errors import ClaimError
 from cotenant.k8s.dra.devices import DRIVER
 from cotenant.k8s.dra.preparation import PreparedClaim, PreparedDevice
 
@@ -42,12 +43,15 @@ def cdi_device_ids(claim: PreparedClaim, device: PreparedDevice, options: Contai
 
 
 def cdi_specification(claim: PreparedClaim, options: ContainerOptions) -> dict[str, Any]:
-    """Return the specification for a claim.
+    """Return the specification for a claim. Raises ClaimError for a device that cannot be given without the vendor's.
 
     What is in the environment holds for all devices of a process, so only a claim with one device says it there; of
     several whole devices a container sees those that it has nodes of.
     """
     alone = len(claim.devices) == 1
+    if not options.vendor:
+        for each in claim.devices:
+            _check_nodes(claim, each)
     return {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KIND,
@@ -87,10 +91,18 @@ def _edits(device: PreparedDevice, options: ContainerOptions, *, alone: bool) ->
     if environment:
         edits["env"] = [f"{name}={value}" for name, value in environment.items()]
     if not options.vendor:
-        own = [] if device.minor is None else [f"/dev/nvidia{device.minor}"]
-        edits["deviceNodes"] = [{"path": path} for path in (*own, *CONTROL_NODES)]
+        edits["deviceNodes"] = [{"path": path} for path in (f"/dev/nvidia{device.minor}", *CONTROL_NODES)]
     # Without any edit a specification is refused.
     return edits or {"env": [f"COTENANT_DEVICES_{device.uuid.replace('-', '_').upper()}=whole"]}
+
+
+def _check_nodes(claim: PreparedClaim, device: PreparedDevice) -> None:
+    lacks = "a MIG instance" if device.instance else f"device {device.uuid}" if device.minor is None else ""
+    if lacks:
+        raise ClaimError(
+            f"claim {claim.namespace}/{claim.name}: the device nodes of {lacks} are not known; start the driver with "
+            "--vendor-cdi nvidia.com/gpu, and have the vendor's toolkit write its CDI file"
+        )
 
 
 def _mount(host: Path, inside: str) -> dict[str, Any]:

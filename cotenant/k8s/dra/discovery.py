@@ -17,22 +17,22 @@ class GpuDiscovery:
 
     def __init__(self) -> None:
         self._watches: list[tuple[dict[DeviceId, Gpu], DeviceWatch]] = []
-        self._lost: dict[str, str] = {}
+        self._known: dict[str, Gpu] = {}  # by UUID, in the order of discovery
+        self._told: dict[str, str] = {}  # GPU → why it is left out
 
     def look(self) -> tuple[NodeDevice, ...]:
         """Return the GPUs that work. Raises DeviceError where there is no driver, or one that does not answer."""
         lost = self._find_lost()
-        gpus = nvidia.list_gpus()
+        reasons: dict[str, str] = {}
+        gpus = nvidia.list_gpus(lambda index, reason: reasons.update({str(index): reason}))
         self._watch([gpu for gpu in gpus if not self._is_watched(gpu)])
         lost |= self._find_lost()
-        for uuid in lost.keys() - self._lost.keys():
-            logger.warning("GPU %s is lost: %s", uuid, lost[uuid])
-        for uuid in self._lost.keys() - lost.keys():
-            logger.info("GPU %s is back", uuid)
-        self._lost = lost
-        return tuple(
-            _device(device, gpu) for device, gpu in nvidia.gpus_by_device(gpus).items() if gpu.uuid not in lost
-        )
+        self._tell(reasons | lost)
+        here = {gpu.uuid: gpu for gpu in gpus}
+        self._known |= here
+        # Those that are gone keep their numbers, so that no other takes them.
+        named = nvidia.gpus_by_device(self._known.values())
+        return tuple(_device(device, gpu) for device, gpu in named.items() if gpu.uuid in here and gpu.uuid not in lost)
 
     def close(self) -> None:
         """Watch no longer."""
@@ -48,6 +48,15 @@ class GpuDiscovery:
             named = nvidia.gpus_by_device(gpus)
             self._watches.append((named, DeviceWatch(named)))
 
+    def _tell(self, reasons: dict[str, str]) -> None:
+        """Log what has changed: the same is found every few seconds."""
+        for gpu, reason in reasons.items():
+            if self._told.get(gpu) != reason:
+                logger.warning("GPU %s is left out: %s", gpu, reason)
+        for gpu in self._told.keys() - reasons.keys():
+            logger.info("GPU %s is there again", gpu)
+        self._told = reasons
+
     def _find_lost(self) -> dict[str, str]:
         return {
             watched[device].uuid: reason for watched, watch in self._watches for device, reason in watch.lost().items()
@@ -55,7 +64,8 @@ class GpuDiscovery:
 
 
 def _device(device: DeviceId, gpu: Gpu) -> NodeDevice:
-    modes = tuple(mode for mode, reason in nvidia.available_sharing_modes(gpu).items() if not reason)
+    reasons = nvidia.available_sharing_modes(gpu, starts_mps=False)  # the daemon of MPS is the node's
+    modes = tuple(mode for mode, reason in reasons.items() if not reason)
     instances = tuple(
         Instance(uuid=each.uuid, profile=each.profile, share=each.share, memory=each.memory) for each in gpu.instances
     )

@@ -76,11 +76,16 @@ class Driver:
         and delete those of no claim. Raises ConfigError, OSError."""
         self._claims = self._checkpoint.read()
         for claim in self._claims.values():
-            self._write_specification(claim)
+            try:
+                self._write_specification(claim)
+            except ClaimError as error:  # prepared under other options; its containers run
+                logger.error("no CDI file is written: %s", error)
         known = {file_name(uid) for uid in self._claims}
         for path in self._cdi.glob(f"{PREFIX}*.json"):
             if path.name not in known:
                 path.unlink(missing_ok=True)
+        for path in self._cdi.glob(f".{PREFIX}*.json.new"):  # of a driver that was killed as it wrote
+            path.unlink(missing_ok=True)
 
     async def prepare(self, references: Sequence[ClaimReference]) -> dict[str, PreparedClaim | ClaimError]:
         """Prepare claims; return by uid what each has got, or why it cannot be prepared."""

@@ -152,6 +152,13 @@ def test_environment_holds_the_limits_of_mps_alone(device: AllocatedDevice, want
     assert {name: value for name, value in found.items() if "MPS" in name} == wanted
 
 
+def test_device_without_a_known_node_needs_the_vendors_specification() -> None:
+    device = gpu(0, minor=None)
+    claim = prepare(claim_of(asked(device)), NODE, named(device), ())
+    with pytest.raises(ClaimError, match=r"the device nodes of device GPU-.* are not known; start the driver wi"):
+        cdi_specification(claim, ContainerOptions(vendor=""))
+
+
 allocations = st.builds(
     lambda device, share, memory: asked(device, share, memory),
     st.sampled_from([gpu(0), mig_gpu(1)]),
@@ -196,6 +203,10 @@ def test_specification_has_a_device_for_each_id_and_edits_in_each(device: Alloca
     except ClaimError:
         return
     options = ContainerOptions(vendor=vendor)
+    if not vendor and any(each.instance for each in claim.devices):
+        with pytest.raises(ClaimError, match="the device nodes of a MIG instance are not known"):
+            cdi_specification(claim, options)
+        return
     specification = cdi_specification(claim, options)
     names = {f"cotenant.dev/claim={each['name']}" for each in specification["devices"]}
     ids = [one for each in claim.devices for one in cdi_device_ids(claim, each, options)]
