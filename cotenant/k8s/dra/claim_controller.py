@@ -20,7 +20,7 @@ from cotenant.k8s.dra.planned_claims import (
     read_planned,
 )
 from cotenant.k8s.informer import Informer
-from cotenant.k8s.resource import PODS, RESOURCE_CLAIMS, KubeObject, ObjectKey
+from cotenant.k8s.resource import PODS, RESOURCE_CLAIMS, KubeObject, ObjectKey, key_of, version_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ class ClaimController:
         self._pods = Informer(client, PODS, self._changed.set, everywhere=True)
         self._claims = Informer(client, RESOURCE_CLAIMS, self._changed.set, everywhere=True, labels=LABELS)
         self._told: dict[ObjectKey, str] = {}
+        # By pod: its version, its claim, and the version of that, where nothing was left to write.
+        self._done: dict[ObjectKey, tuple[str, ObjectKey | None, str]] = {}
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -61,9 +63,13 @@ class ClaimController:
         """Write what is missing for all pods; return whether all of it could be written."""
         complete = True
         for key, pod in list(self._pods.objects.items()):
+            if self._is_done(key, pod):
+                continue
             try:
                 planned = read_planned(pod)
-                if planned is not None:
+                if planned is None:
+                    self._done[key] = version_of(pod), None, ""
+                else:
                     complete &= await self._write(planned)
             except ConfigError as error:
                 self._tell(key, str(error))
@@ -74,13 +80,24 @@ class ClaimController:
                     break
             else:
                 self._told.pop(key, None)
-        for key in self._told.keys() - self._pods.objects.keys():
-            del self._told[key]
+        for known in (self._told, self._done):
+            for key in known.keys() - self._pods.objects.keys():
+                known.pop(key)
         return complete
+
+    def _is_done(self, key: ObjectKey, pod: KubeObject) -> bool:
+        """Return whether neither a pod nor its claim has changed since nothing was left to write."""
+        version, name, seen = self._done.get(key, ("", None, ""))
+        if version != version_of(pod):
+            return False
+        claim = None if name is None else self._claims.objects.get(name)
+        return name is None or (claim is not None and version_of(claim) == seen)
 
     async def _write(self, planned: PlannedClaim) -> bool:
         """Write the claim of a pod; return whether it stands."""
-        claim = self._claims.objects.get(planned.key) or await self._create(planned)
+        seen = claim = self._claims.objects.get(planned.key)
+        if claim is None:
+            claim = await self._create(planned)
         if is_foreign(claim):
             raise ConfigError(f"claim {planned.key} is somebody else's; name another in the pod")
         if is_stale(planned, claim):
@@ -92,6 +109,8 @@ class ClaimController:
         if status is not None:
             body = {"metadata": claim["metadata"], "spec": claim["spec"], "status": status}
             await self._client.replace(RESOURCE_CLAIMS, body, "status")
+        elif claim is seen:
+            self._done[key_of(planned.pod)] = version_of(planned.pod), planned.key, version_of(claim)
         return True
 
     async def _create(self, planned: PlannedClaim) -> KubeObject:

@@ -98,7 +98,7 @@ class Kubelet:
         # A kubelet that cannot connect tries again.
         options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"unix://{path}", options=options) as channel:
-            call = channel.unary_unary(
+            call: Any = channel.unary_unary(
                 method,
                 request_serializer=lambda each: each.SerializeToString(),
                 response_deserializer=answer.FromString,

@@ -249,7 +249,9 @@ def test_several_whole_devices_are_given_by_their_nodes(folder: Path) -> None:
         node.container = ContainerOptions(vendor="")
         async with node.driver():
             made = node.claim("pair", result(gpu(0), "1000", "80Gi", "a"), result(gpu(1), "1000", "80Gi", "b"))
-            first, second = (await node.kubelet.prepare(made))["pair"]
+            ids = (await node.kubelet.prepare(made))["pair"]
+            assert isinstance(ids, list)
+            first, second = ids
             environment, _, nodes, _ = node.kubelet.container([second])
             assert nodes == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
             assert "CUDA_VISIBLE_DEVICES" not in environment
@@ -313,8 +315,9 @@ def test_bytes_that_are_no_message_are_refused_and_the_driver_goes_on(folder: Pa
     async def scenario(node: Node) -> None:
         async with node.driver():
             async with grpc.aio.insecure_channel(f"unix://{node.kubelet.endpoint}") as channel:
+                call: Any = channel.unary_unary(UNPREPARE)
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await channel.unary_unary(UNPREPARE)(b"\xff\xff\xff", timeout=30)
+                    await call(b"\xff\xff\xff", timeout=30)
             assert await node.kubelet.unprepare(node.claim("a", result(gpu(0)))) == {"a": ""}
 
     on_node(folder, scenario)
