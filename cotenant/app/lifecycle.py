@@ -117,6 +117,7 @@ async def running(
             server,
             page=server.page,
             status=server.status,
+            admission=server.admission,
             startup=server.startup,
             reload=reloader.reload_for_caller,
             jobs=jobs.service,

@@ -97,6 +97,10 @@ COMMANDS = {
         "Account for shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.",
         "cotenant.cli.dra:app",
     ),
+    "endpoint-picker": (
+        "Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C.",
+        "cotenant.cli.endpoint_picker:endpoint_picker",
+    ),
     "devices": (
         "Show the devices of this machine, what runs on them, and which backends can partition them.",
         "cotenant.cli.devices:devices",

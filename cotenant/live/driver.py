@@ -20,6 +20,7 @@ from cotenant.errors import CancelledError, FailedError, RequestError, Unavailab
 from cotenant.live.event_log import EventLog
 from cotenant.live.oip import rejection
 from cotenant.live.split_tensors import SplitTensors
+from cotenant.runtime.admission_state import LaneState, read_lane
 from cotenant.runtime.applications import Applications
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import (
@@ -174,6 +175,12 @@ class Driver:
         """Return the number of requests in the queues of a lane, by model."""
         held = self._dispatcher.lanes.get(lane)
         return {} if held is None else {name: len(queue.waiting) for name, queue in held.queues.items()}
+
+    def lane_states(self) -> tuple[LaneState, ...]:
+        """Describe the lanes, for whoever predicts what would be admitted."""
+        self._tell_arrived()
+        now = self._clock()
+        return tuple(read_lane(lane, now) for lane in self._dispatcher.lanes.values())
 
     def submit(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cotenant.core.tensor import Tensor, total_bytes
 from cotenant.errors import RequestError, UnavailableError
-from cotenant.live.deployment import ServableModel, serves
+from cotenant.live.deployment import ServableModel, applications_of, serves
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.limits import MAX_AT_ONCE
@@ -21,6 +21,7 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.shared_memory import SharedTensors
+from cotenant.runtime.admission_state import AdmissionState, model_targets
 
 # Seconds between two polls of workers while callers keep the event loop busy. A lane idles until it gets its next
 # batch, but one that gets it in the middle of a round gets what was read so far, rather than all: that matters less
@@ -156,9 +157,21 @@ class InferenceService:
         if offered is None or offered.ensemble is not None or version not in ("", offered.info.version):
             return False
         self.poll()
-        timeout = None if offered.policy is None else offered.policy.timeout
-        within = (offered.model.slo if timeout is None else timeout) - lost
+        within = _default_timeout(offered) - lost
         return self._state.accepting and self._driver.would_reject(model, within=within)
+
+    def admission(self) -> AdmissionState:
+        """Describe what admission knows now."""
+        self.poll()
+        deployment = self._state.deployment
+        timeouts = {
+            name: _default_timeout(offered) for name, offered in deployment.offered.items() if serves(deployment, name)
+        }
+        return AdmissionState(
+            accepting=self._state.accepting,
+            models=model_targets(timeouts, applications_of(deployment)),
+            lanes=self._driver.lane_states(),
+        )
 
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the
@@ -203,13 +216,16 @@ class InferenceService:
 
 def _within(request: InferRequest, offered: ServableModel) -> float:
     """Return the seconds that a request has from its arrival."""
-    timeout = request.timeout
-    if timeout is None and offered.policy is not None:
-        timeout = offered.policy.timeout
     return min(
-        offered.model.slo if timeout is None else timeout,
+        _default_timeout(offered) if request.timeout is None else request.timeout,
         math.inf if request.patience is None else request.patience,
     )
+
+
+def _default_timeout(offered: ServableModel) -> float:
+    """Return the seconds that a request has which does not say it."""
+    timeout = None if offered.policy is None else offered.policy.timeout
+    return offered.model.slo if timeout is None else timeout
 
 
 def _keep(cache: ResponseCache, key: Key, outputs: Sequence[Tensor]) -> None:

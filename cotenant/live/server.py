@@ -38,6 +38,7 @@ from cotenant.live.status import Status
 from cotenant.live.status_reporter import StatusReporter
 from cotenant.live.triton import LOG, TRACE, updated_settings
 from cotenant.measure.report import Report
+from cotenant.runtime.admission_state import AdmissionState
 from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.worker.arena import Arena, Block
 
@@ -315,6 +316,10 @@ class Server:
 
     def metrics(self) -> ServerCollector:
         return self._reporter.metrics()
+
+    def admission(self) -> AdmissionState:
+        """Return what a router needs to predict what would be admitted."""
+        return self._inference.admission()
 
     async def status(self) -> Status:
         """Return all that `cotenant status` shows."""

@@ -33,6 +33,7 @@ HTTP = {
     "GET /cotenant/page/page.js": "public",
     "GET /cotenant/events": "observe",
     "GET /cotenant/status": "observe",
+    "GET /cotenant/admission": "observe",
     "POST /cotenant/reload": "control",
     "GET /cotenant/jobs": "observe",
     "POST /cotenant/jobs": "control",

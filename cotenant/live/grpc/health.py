@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError, Message
@@ -12,7 +13,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from cotenant.live.access import Permission
 from cotenant.live.grpc.call import Call, Method
 from cotenant.live.grpc.status import CallError, Status
-from cotenant.live.oip import Core
 from cotenant.protocol import messages
 
 INFERENCE_SERVICE = "inference.GRPCInferenceService"
@@ -24,14 +24,14 @@ for _file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
 
 
 class HealthMethods:
-    """Tell the readiness of a core as that of the server and of its inference service.
+    """Tell which services are ready. services: by name, whether each is; "" is the server as a whole.
 
-    The core is asked each time. The package's own servicer wants to be told of every change, and when one watcher of a
+    They are asked each time. The package's own servicer wants to be told of every change, and when one watcher of a
     service leaves, it forgets the others.
     """
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
+        self._services = services
 
     def methods(self) -> dict[str, Method]:
         """Return all of them by name."""
@@ -62,9 +62,10 @@ class HealthMethods:
             await asyncio.sleep(WATCH_INTERVAL)
 
     def _status(self, service: str) -> Any:
-        if service not in ("", INFERENCE_SERVICE):
+        ready = self._services.get(service)
+        if ready is None:
             return _Status.SERVICE_UNKNOWN
-        return _Status.SERVING if self._core.ready() else _Status.NOT_SERVING
+        return _Status.SERVING if ready() else _Status.NOT_SERVING
 
 
 def reflection_methods() -> dict[str, Method]:

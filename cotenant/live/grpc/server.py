@@ -1,32 +1,24 @@
-"""Own the listening socket, and say what is served: listen, drain, stop."""
+"""Serve inference over gRPC: Triton's service, with gRPC's health and reflection."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import cast
 
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.grpc.access import METHODS
-from cotenant.live.grpc.call import Method
-from cotenant.live.grpc.connection import Connection
 from cotenant.live.grpc.health import INFERENCE_SERVICE, HealthMethods, reflection_methods
 from cotenant.live.grpc.inference import InferenceMethods
+from cotenant.live.grpc.listener import GrpcListener, Services
 from cotenant.live.grpc.methods import ManagementMethods
-from cotenant.live.grpc.shared import Shared
-from cotenant.live.limits import MAX_BODY, Limits, MemoryBudget, grpc_limits
+from cotenant.live.limits import MAX_BODY, Limits, MemoryBudget
 from cotenant.live.oip import Core
 
 
-class GrpcServer:
-    """Serve a core over gRPC. message_size: of the largest request, in bytes. limits: of connections and memory.
-    memory: what messages are counted in; a budget of its own where none is given. access: who may do what. tls: None to
-    serve in the clear. log_access: write a line of the log for each call."""
+class GrpcServer(GrpcListener):
+    """Serve a core over gRPC. The options are those of `GrpcListener`."""
 
     def __init__(
         self,
@@ -39,68 +31,22 @@ class GrpcServer:
         tls: ssl.SSLContext | None = None,
         log_access: bool = False,
     ) -> None:
-        methods, limits = _methods(core), limits or grpc_limits()
-        self._shared = Shared(methods, access or Access(), message_size, limits, memory, log_access=log_access)
-        self._tls = tls
-        self._server: asyncio.Server | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connect(self) -> asyncio.Protocol:
-        """Return the protocol of one more connection."""
-        return Connection(self._shared)
-
-    async def listen(self, host: str, port: int) -> int:
-        """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
-        loop = asyncio.get_running_loop()
-        starting = loop.create_task(loop.create_server(self.connect, host, port, backlog=1024, ssl=self._tls))
-        try:
-            self._server = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            (await starting).close()  # nobody else knows of it yet
-            raise
-        except (OSError, OverflowError):
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            raise ConfigError(
-                f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
-            ) from None
-        self._timer = loop.call_later(1, self._tick)
-        return cast(int, self._server.sockets[0].getsockname()[1])
-
-    async def stop(self, grace: float) -> None:
-        """Reject new calls, finish those in flight within `grace` seconds, then abort the rest."""
-        if self._server is not None:
-            self._server.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        shared = self._shared
-        shared.draining = True
-        for connection in list(shared.open):
-            connection.drain()
-        if not shared.open:
-            return
-        try:
-            await asyncio.wait_for(shared.empty.wait(), grace)
-        except TimeoutError:
-            for connection in list(shared.open):
-                connection.abort()
-
-    def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(1, self._tick)
-        for connection in list(self._shared.open):
-            connection.tick()
+        super().__init__(
+            _services(core),
+            message_size=message_size,
+            limits=limits,
+            memory=memory,
+            access=access,
+            tls=tls,
+            log_access=log_access,
+        )
 
 
-def _methods(core: Core) -> Mapping[bytes, Method]:
-    """Return all methods by path."""
+def _services(core: Core) -> Services:
     inference = ManagementMethods(core).methods() | InferenceMethods(core).methods()
     assert inference.keys() == METHODS.keys()
-    services = {
-        INFERENCE_SERVICE: inference,
-        health.SERVICE_NAME: HealthMethods(core).methods(),
-        reflection.SERVICE_NAME: reflection_methods(),
-    }
     return {
-        f"/{service}/{name}".encode(): method
-        for service, methods in services.items()
-        for name, method in methods.items()
+        INFERENCE_SERVICE: inference,
+        health.SERVICE_NAME: HealthMethods({"": core.ready, INFERENCE_SERVICE: core.ready}).methods(),
+        reflection.SERVICE_NAME: reflection_methods(),
     }

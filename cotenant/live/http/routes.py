@@ -35,12 +35,13 @@ from cotenant.live.page.assets import INDEX, SECURITY, asset
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What handlers answer from. page: feeds the page at ``/``; status: what ``/cotenant/status`` shows, as JSON;
-    startup: says how far the start of the server is, empty once it has started; reload: has the settings read again;
-    jobs: answers about best-effort jobs."""
+    admission: what ``/cotenant/admission`` tells routers; startup: says how far the start of the server is, empty once
+    it has started; reload: has the settings read again; jobs: answers about best-effort jobs."""
 
     core: Core
     page: PageFeed | None = None
     status: Callable[[], Awaitable[Any]] | None = None
+    admission: Callable[[], Any] | None = None
     startup: Callable[[], str] = lambda: ""
     reload: Callable[[], Awaitable[None]] | None = None
     jobs: JobService | None = None
@@ -115,6 +116,12 @@ async def _status(services: Services, route: Route, request: RequestCycle) -> An
     if services.status is None:
         raise NotFoundError("Not Found")
     return await services.status()
+
+
+def _admission(services: Services, route: Route, request: RequestCycle) -> Any:
+    if services.admission is None:
+        raise NotFoundError("Not Found")
+    return services.admission()
 
 
 async def _reload(services: Services, route: Route, request: RequestCycle) -> Any:
@@ -336,6 +343,10 @@ ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
         {b"GET": Endpoint(_events, Permission.OBSERVE, "What the page shows, as events", gives="text/event-stream")},
     ),
     ("/cotenant/status", {b"GET": Endpoint(_status, Permission.OBSERVE, "Models, plan and workers", gives="object")}),
+    (
+        "/cotenant/admission",
+        {b"GET": Endpoint(_admission, Permission.OBSERVE, "Queues and latencies, for routers", gives="object")},
+    ),
     ("/cotenant/reload", {b"POST": Endpoint(_reload, Permission.CONTROL, "Reload the configuration")}),
     (
         JOBS,

@@ -24,6 +24,7 @@ from cotenant.live.page import PageFeed
 
 class HttpServer:
     """Serve a core over HTTP. page: feeds what is shown at ``/``; status: what ``/cotenant/status`` shows, as JSON;
+    admission: what ``/cotenant/admission`` tells routers, as JSON;
     startup: says how far the start of the server is, empty once it has started; reload: has the settings read again, on
     a POST to ``/cotenant/reload``; jobs: answers below ``/cotenant/jobs``.
 
@@ -39,6 +40,7 @@ class HttpServer:
         *,
         page: PageFeed | None = None,
         status: Callable[[], Awaitable[Any]] | None = None,
+        admission: Callable[[], Any] | None = None,
         startup: Callable[[], str] = lambda: "",
         reload: Callable[[], Awaitable[None]] | None = None,
         jobs: JobService | None = None,
@@ -50,7 +52,9 @@ class HttpServer:
         log_access: bool = False,
     ) -> None:
         limits = limits or Limits()
-        services = Services(core=core, page=page, status=status, startup=startup, reload=reload, jobs=jobs)
+        services = Services(
+            core=core, page=page, status=status, admission=admission, startup=startup, reload=reload, jobs=jobs
+        )
         self.shedder = LoadShedder(core, time.monotonic)
         self._handler = RequestHandler(
             services,

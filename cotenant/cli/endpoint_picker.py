@@ -1,0 +1,137 @@
+"""Tell Envoy which replica takes a request until interrupted: `cotenant endpoint-picker`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from prometheus_client import start_http_server
+
+from cotenant.app.access import grpc_tls
+from cotenant.cli.client import ServerEndpoint, endpoint
+from cotenant.cli.file_limit import raise_file_limit
+from cotenant.cli.latency_tuning import tune_for_latency
+from cotenant.cli.options import CaFile, Json, LogFormatOption, LogLevelOption, TokenFile, duration_of_at_least
+from cotenant.cli.output import console, set_up_log, show_json
+from cotenant.cli.serve import until_terminated
+from cotenant.config.settings import AccessSettings
+from cotenant.errors import ConfigError
+from cotenant.k8s.picker.metrics import PickerMetrics
+from cotenant.k8s.picker.picker import EndpointPicker
+from cotenant.k8s.picker.poller import INTERVAL, ReplicaPoller
+from cotenant.k8s.picker.service import PickerService
+
+GRACE = 5.0  # seconds for requests in flight when it stops
+
+Replicas = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="HOST:PORT…",
+        help="HTTP ports of the servers. A name with several addresses, such as that of a headless Service, stands for"
+        " all of them.",
+    ),
+]
+DestinationPort = Annotated[
+    int | None,
+    typer.Option(
+        "--destination-port", min=1, max=65535, help="Port that requests go to, such as 8001 for gRPC. Default: PORT."
+    ),
+]
+Interval = Annotated[
+    float,
+    typer.Option(
+        "--interval", parser=duration_of_at_least(0.01), metavar="DURATION", help="Time between two looks at a server."
+    ),
+]
+
+
+def endpoint_picker(
+    replicas: Replicas,
+    host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9002,
+    metrics_port: Annotated[
+        int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the Prometheus metrics.")
+    ] = 9090,
+    destination_port: DestinationPort = None,
+    interval: Interval = INTERVAL,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    json: Json = False,
+) -> None:
+    """Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    set_up_log(log_level or "warning", log_format or "text", access=False)
+    schemes = {replica.partition("://")[0] for replica in replicas if "://" in replica}
+    if schemes - {"http", "https"} or (schemes and len({"https://" in replica for replica in replicas}) > 1):
+        raise ConfigError("replicas are HOST:PORT, or all of them https://HOST:PORT")
+    asked = endpoint(replicas[0], token_file, ca_file)
+    names = [_host_port(replica) for replica in replicas]
+    access = AccessSettings(certificate=certificate, key=key)
+    uvloop.run(_serve(asked, names, (host, port), metrics_port, destination_port, interval, access, json=json))
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition("://")[2].rstrip("/").rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"{text!r} is no replica; write HOST:PORT, such as cotenant:8000")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _serve(
+    asked: ServerEndpoint,
+    names: list[tuple[str, int]],
+    address: tuple[str, int],
+    metrics_port: int,
+    destination_port: int | None,
+    interval: float,
+    access: AccessSettings,
+    *,
+    json: bool,
+) -> None:
+    clock, picker = time.monotonic, EndpointPicker()
+    metrics = PickerMetrics(lambda: picker.ready(clock()))
+    poller = ReplicaPoller(
+        picker,
+        names,
+        headers=asked.headers(),
+        tls=asked.tls(),
+        clock=clock,
+        destination_port=destination_port,
+        interval=interval,
+    )
+    listener = PickerService(picker, clock, metrics).listener(grpc_tls(access))
+    raise_file_limit()
+    host, port = address
+    async with until_terminated() as stopping:
+        port = await listener.listen(host, port)
+        try:
+            exporter, _ = start_http_server(metrics_port, host, metrics.registry)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{metrics_port}: {error.strerror}; choose another --metrics-port"
+            ) from None
+        polling = asyncio.create_task(poller.run())
+        try:
+            tune_for_latency()
+            if json:
+                show_json({"address": f"{host}:{port}", "metrics": exporter.server_port})
+            else:
+                console.print(f"endpoint picker at {host}:{port}, metrics at {host}:{exporter.server_port}/metrics")
+            await stopping.wait()
+        finally:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+            await listener.stop(GRACE)
+            exporter.shutdown()
+            exporter.server_close()
