@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 import uvloop
 from prometheus_client import start_http_server
@@ -125,7 +126,9 @@ async def _serve(
         try:
             tune_for_latency()
             if json:
-                show_json({"address": f"{host}:{port}", "metrics": exporter.server_port})
+                # On one line: the parent process that reads it knows that it is complete.
+                up = msgspec.json.encode({"address": f"{host}:{port}", "metrics": f"{host}:{exporter.server_port}"})
+                show_json(msgspec.json.format(up, indent=-1))
             else:
                 console.print(f"endpoint picker at {host}:{port}, metrics at {host}:{exporter.server_port}/metrics")
             await stopping.wait()

@@ -12,6 +12,7 @@ from cotenant.k8s.picker.replica import Replica
 from cotenant.runtime.admission_state import AdmissionState
 
 MAX_AGE = 1.0  # seconds after which a replica that has told nothing new takes no requests
+CHOICES = 8  # replicas that are compared for a request, where one of them can answer it in time
 SIMILAR = 0.05  # of a request's time: replicas that would finish it within that of the first are as good
 
 NONE_READY = "no replica is ready"
@@ -61,11 +62,16 @@ class EndpointPicker:
     """Pick replicas, by what each told last and what it was sent since.
 
     A request goes to the replica that would finish it first. Of those that would finish it about then, the one that was
-    picked longest ago is taken, so that equal replicas share equally. Times are seconds of any monotonic clock.
+    picked longest ago is taken, so that equal replicas share equally. Of many, `CHOICES` are compared, in turn: a few
+    choices balance nearly as well as all (Mitzenmacher, The power of two choices, 2001). All are asked before a request
+    is rejected. Times are seconds of any monotonic clock.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Known] = {}  # the one that was compared longest ago first
+        # Models that no replica could take, and when the first would have finished: until one tells something new, a
+        # request that is due sooner is rejected, too.
+        self._full: dict[str, float] = {}
         self._picks = 0
 
     def observe(self, address: str, state: AdmissionState, asked: float, now: float) -> None:
@@ -77,6 +83,7 @@ class EndpointPicker:
             known.turn = self._picks
         known.replica = Replica(state, asked + (now - asked) / 2)
         known.seen, known.asked = now, asked
+        self._full.clear()
         while known.sent and known.sent[0][0] < asked:
             known.sent.popleft()
         for at, model, deadline in known.sent:
@@ -96,39 +103,55 @@ class EndpointPicker:
         """Pick the replica for a request. model: None for one that is no inference, or of a model that is not known.
         timeout: seconds that its caller waits; None: as long as the replica gives it. subset: addresses to pick from;
         None: all."""
-        ready = [
-            known
-            for known in self._known.values()
-            if (subset is None or known.address in subset) and _takes_requests(known, now)
-        ]
+        serving: list[tuple[_Known, Replica]] = []
+        ready: list[_Known] = []
+        for known in self._known.values():
+            if (subset is None or known.address in subset) and _takes_requests(known, now):
+                ready.append(known)
+                if model is not None and known.replica is not None and known.replica.serves(model):
+                    serving.append((known, known.replica))
         if not ready:
             return Unavailable(NONE_READY if subset is None else NONE_IN_SUBSET)
-        serving = [] if model is None else [k for k in ready if k.replica is not None and k.replica.serves(model)]
         if model is None or not serving:  # a replica says in its own words what it lacks
             ready.sort(key=_turn)
             self._note(ready[0])
             return Picked(tuple(known.address for known in ready[:2]))
-        return self._pick_in_time(model, serving, timeout, now)
+        return self._pick_in_time(model, serving, timeout, now, all_asked=subset is None)
 
-    def _pick_in_time(self, model: str, serving: list[_Known], timeout: float | None, now: float) -> Decision:
-        in_time: list[tuple[float, int, _Known, float]] = []
-        wait = math.inf  # seconds by which the best of the others is late
-        for known in serving:
-            replica = known.replica
-            assert replica is not None
-            own = replica.timeout(model)
-            deadline = now + (own if timeout is None or timeout > own else timeout)
+    def _pick_in_time(
+        self,
+        model: str,
+        serving: list[tuple[_Known, Replica]],
+        timeout: float | None,
+        now: float,
+        *,
+        all_asked: bool,
+    ) -> Decision:
+        own = serving[0][1].timeout(model)
+        deadline = now + (own if timeout is None or timeout > own else timeout)
+        finish = self._full.get(model, -math.inf)
+        if deadline < finish:
+            return Rejected(TOO_LATE, finish - deadline)
+        in_time: list[tuple[float, int, _Known]] = []
+        finish = math.inf  # of the first of those that are late
+        for number, (known, replica) in enumerate(serving):
+            if number >= CHOICES and in_time:
+                break
             predicted = replica.predict(model, deadline, now)
             if predicted.admitted:
-                in_time.append((predicted.finish, known.turn, known, deadline))
-            elif predicted.finish - deadline < wait:
-                wait = predicted.finish - deadline
+                in_time.append((predicted.finish, known.turn, known))
+            elif predicted.finish < finish:
+                finish = predicted.finish
+            self._known[known.address] = self._known.pop(known.address)
         if not in_time:
-            return Unavailable(NO_WORKER) if wait == math.inf else Rejected(TOO_LATE, wait)
-        first = min(in_time, key=_order)
-        limit = first[0] + SIMILAR * (first[3] - now)
+            if finish == math.inf:
+                return Unavailable(NO_WORKER)
+            if all_asked:
+                self._full[model] = finish
+            return Rejected(TOO_LATE, finish - deadline)
+        limit = min(each[0] for each in in_time) + SIMILAR * (deadline - now)
         best = min((each for each in in_time if each[0] <= limit), key=lambda each: each[1])
-        _, _, chosen, deadline = best
+        chosen = best[2]
         self._note(chosen)
         assert chosen.replica is not None
         chosen.replica.admit(model, deadline, now)
@@ -149,5 +172,5 @@ def _turn(known: _Known) -> int:
     return known.turn
 
 
-def _order(candidate: tuple[float, int, _Known, float]) -> tuple[float, int]:
+def _order(candidate: tuple[float, int, _Known]) -> tuple[float, int]:
     return candidate[:2]

@@ -140,3 +140,34 @@ def test_observe_of_a_new_replica_does_not_make_it_take_all() -> None:
     picker.observe("a", VirtualServer({"m": 1.0}).state(0.0), 1.0, 1.0)
     picker.observe("b", VirtualServer({"m": 1.0}).state(0.0), 1.0, 1.0)
     assert Counter(first(picker.pick("m", 1.0 + 0.02 * number)) for number in range(10)) == {"a": 5, "b": 5}
+
+
+def test_pick_of_many_equal_replicas_shares_about_equally() -> None:
+    servers = {f"r{number}": VirtualServer({"m": 1.0}) for number in range(30)}
+    picker = picker_of(**servers)
+    picked = Counter(first(picker.pick("m", 0.001 * number)) for number in range(900))
+    assert picked.keys() == servers.keys() and min(picked.values()) >= 24 and max(picked.values()) <= 36
+
+
+def test_pick_of_many_finds_the_one_that_has_time() -> None:
+    servers = {f"r{number}": VirtualServer({"m": 1.0}) for number in range(30)}
+    for name, server in servers.items():
+        number = 0
+        while name != "r23" and server.arrive(number, "m", TARGET, 0.0):
+            number += 1
+    picker = picker_of(**servers)
+    assert picker.pick("m", 0.0) == Picked(("r23",))
+    assert {first(picker.pick("m", 0.0)) for _ in range(10)} == {"r23"}
+
+
+def test_pick_after_a_rejection_asks_again_once_a_replica_tells_something_new() -> None:
+    full = VirtualServer({"m": 1.0})
+    number = 0
+    while full.arrive(number, "m", TARGET, 0.0):
+        number += 1
+    picker = picker_of(a=full)
+    rejected = picker.pick("m", 0.0)
+    assert isinstance(rejected, Rejected)
+    assert picker.pick("m", 0.0) == rejected
+    picker.observe("a", VirtualServer({"m": 1.0}).state(0.0), 0.0, 0.0)
+    assert first(picker.pick("m", 0.0)) == "a"
