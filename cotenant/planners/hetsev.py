@@ -146,11 +146,11 @@ def _served(devices: Sequence[DeviceDraft]) -> dict[str, float]:
 def _instance_types(problem: Problem, model: str) -> list[InstanceType]:
     """Return what an instance of a model is on each kind that has devices and a part of one that meets its target."""
     return [
-        made for kind in problem.fleet if kind.count != 0 and (made := _instance_type(problem, model, kind)) is not None
+        made for kind in problem.fleet if kind.count != 0 and (made := instance_type(problem, model, kind)) is not None
     ]
 
 
-def _instance_type(problem: Problem, model: str, kind: Kind) -> InstanceType | None:
+def instance_type(problem: Problem, model: str, kind: Kind) -> InstanceType | None:
     """Return what an instance of a model is on a kind; None where no part of a device meets its target.
 
     Where no kind has a price, all cost alike; else one without a price costs the most, as in `sorted_by_price`.

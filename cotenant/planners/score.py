@@ -130,7 +130,7 @@ def _mig_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
         for slot, cut in enumerate(cuts):
             if instance.model in cut.rates or (slot and not cut.rates and not cuts[slot - 1].rates):
                 continue
-            busy = sum(_busy(problem, device.kind, cut).values())
+            busy = sum(busy_parts(problem, device.kind, cut).values())
             after = [
                 *cuts[:slot],
                 PartitionDraft(cut.share, cut.rates | {instance.model: instance.rate}),
@@ -145,7 +145,7 @@ def _mps_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
     """Return the binding of a workload on the smallest share that is expected to meet its objective."""
     kind = device.kind
     shares = [max((cut for cut in kind.cuts if cut <= WHOLE // parts), default=kind.cuts[0]) for parts in MPS_PARTS]
-    busy = sum(cut.share / WHOLE * sum(_busy(problem, kind, cut).values()) for cut in device.cuts)
+    busy = sum(cut.share / WHOLE * sum(busy_parts(problem, kind, cut).values()) for cut in device.cuts)
     for share in dict.fromkeys(shares):
         after = [*device.cuts, PartitionDraft(share, {instance.model: instance.rate})]
         pods = _pods(problem, kind, after, range(len(after)))
@@ -165,7 +165,7 @@ def _pods(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], slots: S
     """Return the workloads of these partitions of a device, as expected beside each other."""
     pods = []
     for slot in slots:
-        busy = _busy(problem, kind, cuts[slot])
+        busy = busy_parts(problem, kind, cuts[slot])
         beside = [load for i, cut in enumerate(cuts) if i != slot for load in _loads(problem, kind, cut)]
         for load in _loads(problem, kind, cuts[slot]):
             alone = sustained_rate(problem, load.model, kind, load.share)
@@ -175,7 +175,7 @@ def _pods(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], slots: S
     return pods
 
 
-def _busy(problem: Problem, kind: Kind, cut: PartitionDraft) -> dict[str, float]:
+def busy_parts(problem: Problem, kind: Kind, cut: PartitionDraft) -> dict[str, float]:
     """Return the part of the time that each model of a partition takes."""
     return {
         model: rate / most if (most := sustained_rate(problem, model, kind, cut.share)) else 1.0

@@ -1,0 +1,284 @@
+"""Decide which share each waiting pod gets: from all nodes and pods as they are, to what is to be done.
+
+Nothing is remembered between two decisions but what saves work: what was decided stands in the pods and in ConfigMaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from cotenant.core.model import Kind
+from cotenant.core.units import WHOLE, show_count, show_rate, show_seconds, show_share
+from cotenant.k8s.pods.catalogue import Catalogue
+from cotenant.k8s.pods.eligibility import may_run
+from cotenant.k8s.pods.inventory import DeviceReport, NodeDevices
+from cotenant.k8s.pods.request import SharePlacement, SharePod
+from cotenant.k8s.pods.rules import Memo, Rule
+from cotenant.k8s.pods.slots import Choice, DeviceSlots
+from cotenant.planners import Problem
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, batched_partitions, footprint
+from cotenant.planners.kind_by_kind import Instance, sustained_rate
+
+MAX_MEMO = 200_000
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A pod gets a share, or goes on with the one that was written down for it."""
+
+    pod: SharePod
+    placement: SharePlacement
+
+
+class NoRoom(msgspec.Struct, frozen=True):
+    """No device has the share that a pod asks for, and what is short."""
+
+    pod: SharePod
+    reason: str
+
+
+class Recut(msgspec.Struct, frozen=True):
+    """An idle GPU is to be cut into MIG instances of these shares (‰), for a pod that waits for one."""
+
+    pod: SharePod
+    node: str
+    device: str
+    shares: tuple[int, ...]
+
+
+Decision = Placed | NoRoom | Recut
+
+
+class ClusterDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a node. numbers: of its partitions, by their place among `slots`. instances: UUIDs of those that are
+    MIG instances."""
+
+    node: NodeDevices
+    report: DeviceReport
+    slots: DeviceSlots
+    numbers: tuple[int, ...] = ()
+
+
+class Placer:
+    """Decide by a rule. Feed it all that there is; it answers for the pods that wait."""
+
+    def __init__(self, catalogue: Catalogue, rule: Rule) -> None:
+        self._catalogue = catalogue
+        self._rule = rule
+        self._memo: Memo = {}
+
+    def decide(
+        self, nodes: Sequence[NodeDevices], pods: Sequence[SharePod], reserved: Mapping[str, SharePlacement]
+    ) -> list[Decision]:
+        """Decide for each pod that waits, the oldest first. reserved: by uid of pods that still wait, what was written
+        down for them; it stands while its device does."""
+        if len(self._memo) > MAX_MEMO or self._catalogue.forget():
+            self._memo.clear()
+        waiting = sorted(
+            (pod for pod in pods if pod.gated and pod.placement is None and not pod.leaving),
+            key=lambda pod: (pod.created, pod.key),
+        )
+        if not waiting:
+            return []
+        known = {(node.name, device.uuid) for node in nodes for device in node.devices}
+        kept = {
+            pod.uid: reserved[pod.uid]
+            for pod in waiting
+            if pod.uid in reserved and (reserved[pod.uid].node, reserved[pod.uid].device) in known
+        }
+        holding = [*(pod.placement for pod in pods if pod.placement is not None), *kept.values()]
+        devices = self.devices(nodes, holding)
+        decisions: list[Decision] = []
+        for pod in waiting:
+            if pod.uid in kept:
+                decisions.append(Placed(pod, kept[pod.uid]))
+                continue
+            decision, changed = self._decide_one(pod, devices)
+            decisions.append(decision)
+            if changed is not None:
+                index, device = changed
+                devices[index] = device
+        return decisions
+
+    def place_on(
+        self, pod: SharePod, node: str, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]
+    ) -> Decision:
+        """Decide for one pod that is to run on a node."""
+        return self._decide_one(pod, self.devices([each for each in nodes if each.name == node], holding))[0]
+
+    def scores(
+        self, pod: SharePod, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]
+    ) -> tuple[dict[str, float], str]:
+        """Return the nodes that have the share that a pod asks for, with scores from 0 to 1, the best node's; and what
+        is short of it on the others, or on all."""
+        devices = self.devices(nodes, holding)
+        instance, problem = self._asked(pod)
+        if problem is None:
+            return {}, f"no profile of model {pod.model!r}"
+        found: dict[str, Choice] = {}
+        for node in dict.fromkeys(device.node.name for device in devices):
+            slots = [device.slots for device in devices if device.node.name == node]
+            choice = self._rule(problem, slots, instance, self._memo)
+            if choice is not None:
+                found[node] = choice
+        if not found:
+            return {}, self._reason(pod, devices, problem, instance)
+        best = self._rule(problem, [device.slots for device in devices], instance, self._memo)
+        most = max(choice.score for choice in found.values())
+        scores = {node: 0.9 * choice.score / most if most > 0 else 0.0 for node, choice in found.items()}
+        if best is not None:
+            scores[devices[best.device].node.name] = 1.0
+        return scores, self._reason(pod, devices, problem, instance)
+
+    def devices(self, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]) -> list[ClusterDevice]:
+        """Return all devices of known kinds with what is placed on each."""
+        placed: dict[tuple[str, str], list[SharePlacement]] = {}
+        for each in holding:
+            placed.setdefault((each.node, each.device), []).append(each)
+        return [
+            self._device(node, report, kind, placed.get((node.name, report.uuid), []))
+            for node in sorted(nodes, key=lambda node: node.name)
+            for report in node.devices
+            if (kind := self._kind(report)) is not None
+        ]
+
+    def _kind(self, report: DeviceReport) -> Kind | None:
+        kind = self._catalogue.kinds.get(report.kind)
+        if kind is None or kind.memory <= report.memory:
+            return kind
+        return msgspec.structs.replace(kind, memory=report.memory)
+
+    def _device(
+        self, node: NodeDevices, report: DeviceReport, kind: Kind, placed: Sequence[SharePlacement]
+    ) -> ClusterDevice:
+        rates: dict[int, dict[str, float]] = {}
+        shares: dict[int, int] = {}
+        fixed = report.mig and not (report.recut and not placed)
+        if fixed:
+            for slot, instance in enumerate(report.instances):
+                shares[slot], rates[slot] = instance.share, {}
+        places = {instance.uuid: slot for slot, instance in enumerate(report.instances)}
+        lost = False
+        for each in placed:
+            slot = places.get(each.visible, -1) if report.mig else each.slot
+            if slot < 0 or (fixed and slot not in shares):
+                lost = True  # its MIG instance is gone, and what became of the pod is not known
+                continue
+            own = rates.setdefault(slot, {})
+            shares.setdefault(slot, each.share)
+            alias = self._catalogue.alias(each.model, each.slo)
+            own[alias] = own.get(alias, 0.0) + each.rate
+        numbers = tuple(sorted(shares))
+        draft = DeviceDraft(kind, [PartitionDraft(shares[slot], rates[slot]) for slot in numbers])
+        usable = node.open and not lost and (bool(numbers) or not fixed)
+        slots = DeviceSlots(draft=draft, open=usable, fixed=fixed, pods=len(placed))
+        return ClusterDevice(node=node, report=report, slots=slots, numbers=numbers)
+
+    def _asked(self, pod: SharePod) -> tuple[Instance, Problem | None]:
+        instance = Instance(self._catalogue.alias(pod.model, pod.slo), pod.rate)
+        return instance, self._catalogue.problem() if self._catalogue.knows(pod.model) else None
+
+    def _decide_one(
+        self, pod: SharePod, devices: Sequence[ClusterDevice]
+    ) -> tuple[Decision, tuple[int, ClusterDevice] | None]:
+        """Decide for one pod. Returns the device that has changed by it, too, with its index."""
+        instance, problem = self._asked(pod)
+        if problem is None:
+            known = ", ".join(sorted({model for model, _ in self._catalogue.profiles}))
+            return NoRoom(pod, f"no profile of model {pod.model!r}; there are {known or 'none'}"), None
+        slots = [self._seen_by(pod, device) for device in devices]
+        choice = self._rule(problem, slots, instance, self._memo)
+        if choice is None:
+            return NoRoom(pod, self._reason(pod, devices, problem, instance)), None
+        device = devices[choice.device]
+        changed = msgspec.structs.replace(
+            device.slots,
+            draft=DeviceDraft(device.slots.draft.kind, choice.cuts),
+            pods=device.slots.pods + 1,
+        )
+        fresh = max(device.numbers, default=-1) + 1
+        numbers = (*device.numbers, *range(fresh, fresh + len(choice.cuts) - len(device.numbers)))
+        if device.report.mig and not device.slots.fixed:
+            shares = tuple(cut.share for cut in choice.cuts)
+            closed = msgspec.structs.replace(changed, open=False)
+            if shares != tuple(each.share for each in device.report.instances):
+                decision: Decision = Recut(pod, device.node.name, device.report.uuid, shares)
+                return decision, (choice.device, msgspec.structs.replace(device, slots=closed, numbers=numbers))
+            changed = msgspec.structs.replace(changed, fixed=True)
+        placement = self._placement(pod, device, choice, numbers[choice.slot], problem, instance)
+        return Placed(pod, placement), (
+            choice.device,
+            msgspec.structs.replace(device, slots=changed, numbers=numbers),
+        )
+
+    def _seen_by(self, pod: SharePod, device: ClusterDevice) -> DeviceSlots:
+        """Return a device as it is for a pod, which may not run on every node."""
+        if not device.slots.open or may_run(pod.spec, device.node):
+            return device.slots
+        return msgspec.structs.replace(device.slots, open=False)
+
+    def _placement(
+        self,
+        pod: SharePod,
+        device: ClusterDevice,
+        choice: Choice,
+        number: int,
+        problem: Problem,
+        instance: Instance,
+    ) -> SharePlacement:
+        report, kind, share = device.report, device.slots.draft.kind, choice.cuts[choice.slot].share
+        visible, memory = report.uuid, 0
+        if report.mig:
+            visible = report.instances[choice.slot].uuid  # which limits memory itself
+        else:
+            partitions = batched_partitions(problem, kind, choice.cuts)
+            assert partitions is not None, "a rule chose partitions that do not fit"
+            own = [each for each in partitions[choice.slot].placements if each.model == instance.model]
+            memory = footprint(problem, kind.name, instance.model, own[0].batch) or report.memory * share // WHOLE
+        return SharePlacement(
+            node=device.node.name,
+            device=report.uuid,
+            visible=visible,
+            slot=number,
+            share=share,
+            memory=memory,
+            model=pod.model,
+            slo=pod.slo,
+            rate=pod.rate,
+        )
+
+    def _reason(self, pod: SharePod, devices: Sequence[ClusterDevice], problem: Problem, instance: Instance) -> str:
+        """Say what a pod needs, and what there is of it."""
+        asked = f"{pod.model} at {show_rate(pod.rate)} requests/s within {show_seconds(pod.slo)}"
+        if not devices:
+            return f"{asked}: no node reports a device of a known kind"
+        needs, enough = [], 0
+        for name in dict.fromkeys(device.slots.draft.kind.name for device in devices):
+            of_kind = [device for device in devices if device.slots.draft.kind.name == name]
+            kind = of_kind[0].slots.draft.kind
+            share = next(
+                (cut for cut in kind.cuts if sustained_rate(problem, instance.model, kind, cut) >= pod.rate), None
+            )
+            if share is None:
+                needs.append(f"no share of a {name} sustains that")
+                continue
+            able = [device for device in of_kind if self._seen_by(pod, device).open]
+            free = max((_largest_free(device.slots) for device in able), default=0)
+            roomy = sum(_largest_free(device.slots) >= share for device in able)
+            enough += roomy
+            needs.append(
+                f"needs {show_share(share)} of a {name}, of which "
+                + (f"{show_share(free)} is the most that is free" if able else "no node takes it")
+            )
+        text = f"{asked}: {'; '.join(needs)}"
+        if enough:
+            text += f"; on {show_count(enough, 'device')} with room, a target would be missed or memory is short"
+        return text
+
+
+def _largest_free(device: DeviceSlots) -> int:
+    """Return the largest share (‰) that a device has for one more pod."""
+    if device.fixed:
+        return max((cut.share for cut in device.draft.cuts if not cut.rates), default=0)
+    return device.draft.free

@@ -1,0 +1,262 @@
+"""Choose a partition for one pod among devices that are in use: the planners' rules, one instance at a time.
+
+The schedulers of the papers place instances one after the other on a cluster that is given. So their rules are asked
+here as the planners have them: `score` and `hetsev`, the thesis' `min`, `max` and `roundrobin`, and KACE's choice of
+co-located models. Other planners plan whole problems; they are asked in `residual.py`, with what devices have left.
+
+A rule never takes a device where a pod, the new one or one that is there, would miss its target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from cotenant.core.units import WHOLE
+from cotenant.errors import PlanError
+from cotenant.k8s.pods.residual import by_planner
+from cotenant.k8s.pods.slots import Choice, DeviceSlots
+from cotenant.planners import PLANNERS, Problem
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, latency_curve, max_throughput_batch
+from cotenant.planners.cluster import fits, smallest_chunk
+from cotenant.planners.colocate import rank_by_prediction
+from cotenant.planners.hetsev import InstanceType, instance_type
+from cotenant.planners.kind_by_kind import Instance, sustained_rate
+from cotenant.planners.score import Binding, busy_parts, node_binding
+from cotenant.predictors import Load
+
+# Remembers bindings on devices that are alike, from one decision to the next.
+Memo = dict[tuple[object, ...], object]
+Rule = Callable[[Problem, Sequence[DeviceSlots], Instance, Memo], Choice | None]
+
+
+def choose_rule(name: str) -> Rule:
+    """Return the rule of that name, or that asks the planner of that name. Raises PlanError for an unknown one."""
+    if name in RULES:
+        return RULES[name]
+    if name not in PLANNERS:
+        known = ", ".join(dict.fromkeys([*RULES, *PLANNERS]))
+        raise PlanError(f"unknown planner {name!r}; there are {known}")
+    return partial(by_planner, name)
+
+
+def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as the NTUA thesis' scheduler: the partition of the highest score (`planners.score`).
+
+    No score is above 100 times the idle part of the partition, so devices come in that order, and the search ends at
+    the first that cannot be better.
+    """
+    bounds = sorted(
+        ((-_most_idle(problem, device, memo), index) for index, device in enumerate(devices) if device.open)
+    )
+    best: Choice | None = None
+    for bound, index in bounds:
+        if best is not None and -bound < best.score:
+            break
+        device = devices[index]
+        key = ("score", instance, device.state)
+        if key not in memo:
+            memo[key] = node_binding(problem, device.draft, instance)
+        binding = memo[key]
+        if isinstance(binding, Binding) and (
+            best is None or binding.score > best.score or (binding.score == best.score and index < best.device)
+        ):
+            best = Choice(index, binding.cuts, _changed(device.draft.cuts, binding.cuts), binding.score)
+    return best
+
+
+def _most_idle(problem: Problem, device: DeviceSlots, memo: Memo) -> float:
+    """Return the upper bound of the score of a device's partitions."""
+    key = ("idle", device.state)
+    if key not in memo:
+        busy = [sum(busy_parts(problem, device.draft.kind, cut).values()) for cut in device.draft.cuts]
+        if device.draft.kind.geometry is None:
+            used = sum(part * cut.share / WHOLE for part, cut in zip(busy, device.draft.cuts, strict=True))
+        else:
+            used = min(busy, default=0.0)
+        memo[key] = 100 * (1 - used)
+    bound = memo[key]
+    assert isinstance(bound, float)
+    return bound
+
+
+def by_hetsev(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as HetSev: the kind that costs least for the instance, and of its devices the one with the most left that
+    has no other of the model (`planners.hetsev`). An instance is one pod, so kinds on which one does not sustain the
+    rate are passed over."""
+    types = [made for kind in problem.fleet if (made := instance_type(problem, instance.model, kind)) is not None]
+    able = [each for each in types if each.capacity >= instance.rate]
+    for chosen in sorted(able, key=lambda each: (each.cost(instance.rate), -each.capacity)):
+        worst_fit = sorted(enumerate(devices), key=lambda pair: -pair[1].draft.free)
+        for index, device in worst_fit:
+            if device.draft.kind.name != chosen.kind.name or any(
+                instance.model in cut.rates for cut in device.draft.cuts
+            ):
+                continue
+            if (choice := _on(problem, device, index, instance, chosen.share, _cost_score(chosen, device))) is not None:
+                return choice
+    return None
+
+
+def _cost_score(chosen: InstanceType, device: DeviceSlots) -> float:
+    return device.draft.free / WHOLE * 100 / (1 + chosen.cost(1.0)) if math.isfinite(chosen.price) else 0.0
+
+
+def by_minimum(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as the thesis' Min: the first smallest chunk that nobody has; of a device without MIG, an idle one."""
+    for index, device in _by_price(devices):
+        if device.draft.kind.geometry is None and device.draft.cuts:
+            continue
+        if (choice := _on(problem, device, index, instance, smallest_chunk(device.draft.kind))) is not None:
+            return choice
+    return None
+
+
+def by_maximum(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as the thesis' Max: the first device that nobody uses, as a whole."""
+    for index, device in _by_price(devices):
+        whole = device.draft.kind.cuts[-1]
+        if not device.used and (choice := _on(problem, device, index, instance, whole)) is not None:
+            return choice
+    return None
+
+
+def by_turns(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as the thesis' round robin: the next of the smallest chunks of all devices, whatever is there already.
+
+    Whose turn it is follows from how many pods have been placed, so that nothing has to be remembered.
+    """
+    chunks: list[tuple[int, list[PartitionDraft], int]] = []
+    for index, device in enumerate(devices):
+        cuts = _chunked(problem, device)
+        chunks += [(index, cuts, slot) for slot in range(len(cuts))]
+    turn = sum(device.pods for device in devices)
+    for step in range(len(chunks)):
+        index, cuts, slot = chunks[(turn + step) % len(chunks)]
+        if not devices[index].open:
+            continue
+        after = _with(cuts, slot, instance)
+        if fits(problem, DeviceDraft(devices[index].draft.kind, after)):
+            kept = [cut for place, cut in enumerate(after) if place < len(devices[index].draft.cuts) or cut.rates]
+            if devices[index].draft.kind.geometry is not None:
+                kept = after
+            return Choice(index, kept, min(slot, len(kept) - 1), 100.0 * (len(chunks) - step) / len(chunks))
+    return None
+
+
+def _chunked(problem: Problem, device: DeviceSlots) -> list[PartitionDraft]:
+    """Return the partitions of a device with what is left of it in smallest chunks."""
+    cuts, share = list(device.draft.cuts), smallest_chunk(device.draft.kind)
+    if device.fixed:
+        return cuts
+    while fits(problem, DeviceDraft(device.draft.kind, [*cuts, PartitionDraft(share, {})])):
+        cuts.append(PartitionDraft(share, {}))
+    return cuts
+
+
+def by_colocation(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
+    """Choose as KACE: the device where all that then run together are predicted to have the largest sum of throughputs,
+    relative to each one's alone (`planners.colocate`). The pod gets the smallest share that meets its objective."""
+    best: Choice | None = None
+    for index, device in enumerate(devices):
+        if not device.open:
+            continue
+        key = ("colocate", instance, device.state)
+        if key not in memo:
+            memo[key] = _colocated(problem, device, instance)
+        found = memo[key]
+        if isinstance(found, Choice) and (best is None or found.score > best.score):
+            best = msgspec.structs.replace(found, device=index)
+    return best
+
+
+def _colocated(problem: Problem, device: DeviceSlots, instance: Instance) -> Choice | None:
+    kind = device.draft.kind
+    for share in kind.cuts:
+        if sustained_rate(problem, instance.model, kind, share) < instance.rate:
+            continue
+        choice = _on(problem, device, 0, instance, share)
+        if choice is None:
+            continue
+        target = _load(problem, kind.name, instance.model, share)
+        beside = [
+            _load(problem, kind.name, model, cut.share)
+            for slot, cut in enumerate(choice.cuts)
+            for model in cut.rates
+            if slot != choice.slot
+        ]
+        merit = rank_by_prediction(target, problem.interference, problem.profiles, "relative")(tuple(beside))
+        return msgspec.structs.replace(choice, score=merit or 0.0)
+    return None
+
+
+def _load(problem: Problem, kind: str, model: str, share: int) -> Load:
+    batch, _ = max_throughput_batch(latency_curve(problem, model, kind, share), problem.model(model).slo)
+    return Load(model, kind, max(1, batch), share)
+
+
+def _on(
+    problem: Problem, device: DeviceSlots, index: int, instance: Instance, share: int, score: float = 0.0
+) -> Choice | None:
+    """Return the choice of a partition of that share on a device: one that is empty, or a new one; None where there is
+    none that meets all targets."""
+    if not device.open:
+        return None
+    cuts = device.draft.cuts
+    for slot in range(len(cuts) + (not device.fixed)):
+        if slot < len(cuts):
+            if cuts[slot].rates or cuts[slot].share != share:
+                continue
+            after = _with(cuts, slot, instance)
+        else:
+            after = [*cuts, PartitionDraft(share, {instance.model: instance.rate})]
+        if fits(problem, DeviceDraft(device.draft.kind, after)):
+            return Choice(index, _filled(problem, device, after), slot, score)
+    return None
+
+
+def _filled(problem: Problem, device: DeviceSlots, cuts: list[PartitionDraft]) -> list[PartitionDraft]:
+    """Return the cuts of an idle MIG device with as many more alike as fit, since it is cut once and for all; those of
+    another as they are."""
+    if device.draft.kind.geometry is None or device.fixed or len(cuts) != 1:
+        return cuts
+    while fits(problem, DeviceDraft(device.draft.kind, more := [*cuts, PartitionDraft(cuts[0].share, {})])):
+        cuts = more
+    return cuts
+
+
+def _with(cuts: Sequence[PartitionDraft], slot: int, instance: Instance) -> list[PartitionDraft]:
+    before = cuts[slot]
+    rates = {**before.rates, instance.model: before.rates.get(instance.model, 0.0) + instance.rate}
+    return [*cuts[:slot], PartitionDraft(before.share, rates), *cuts[slot + 1 :]]
+
+
+def _changed(before: Sequence[PartitionDraft], after: Sequence[PartitionDraft]) -> int:
+    """Return which partition of those after has more than before."""
+    for slot, cut in enumerate(after):
+        if cut.rates and (slot >= len(before) or cut.rates != before[slot].rates):
+            return slot
+    raise AssertionError("a binding changes a partition")
+
+
+def _by_price(devices: Sequence[DeviceSlots]) -> list[tuple[int, DeviceSlots]]:
+    """Return the devices with their indices, the cheapest kinds first; those without a price last."""
+
+    def price(pair: tuple[int, DeviceSlots]) -> float:
+        cost = pair[1].draft.kind.price
+        return math.inf if cost is None else cost
+
+    return sorted(enumerate(devices), key=price)
+
+
+RULES: dict[str, Rule] = {
+    "score": by_score,
+    "hetsev": by_hetsev,
+    "min": by_minimum,
+    "max": by_maximum,
+    "roundrobin": by_turns,
+    "colocate": by_colocation,
+}

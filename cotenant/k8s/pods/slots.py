@@ -1,0 +1,41 @@
+"""Represent a device of the cluster as rules see it: its partitions, and whether new pods may come."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft
+
+
+class DeviceSlots(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A device with what runs there. draft: its partitions, empty MIG instances among them. open: new pods may come.
+    fixed: its partitions are what they are: no more are cut. pods: how many it has."""
+
+    draft: DeviceDraft
+    open: bool
+    fixed: bool = False
+    pods: int = 0
+
+    @cached_property
+    def state(self) -> tuple[object, ...]:
+        """Return what a decision depends on, equal for devices that are alike."""
+        cuts = self.draft.cuts
+        kind = self.draft.kind
+        return (kind.name, kind.memory, self.fixed, *((cut.share, *cut.rates.items()) for cut in cuts))
+
+    @property
+    def used(self) -> bool:
+        """Whether a pod is there."""
+        return any(cut.rates for cut in self.draft.cuts)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A partition for a pod. device: index of the device. cuts: its partitions with the pod. slot: the pod's among
+    them. score: the higher the better, of one rule."""
+
+    device: int
+    cuts: list[PartitionDraft]
+    slot: int
+    score: float
