@@ -146,10 +146,13 @@ def _mps_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
     kind = device.kind
     shares = [max((cut for cut in kind.cuts if cut <= WHOLE // parts), default=kind.cuts[0]) for parts in MPS_PARTS]
     busy = sum(cut.share / WHOLE * sum(busy_parts(problem, kind, cut).values()) for cut in device.cuts)
+    objective = instance.rate * (1 - ROUNDING_TOLERANCE)
     for share in dict.fromkeys(shares):
+        if share > device.free or sustained_rate(problem, instance.model, kind, share) < objective:
+            continue
         after = [*device.cuts, PartitionDraft(share, {instance.model: instance.rate})]
         pods = _pods(problem, kind, after, range(len(after)))
-        if pods[-1].expected >= instance.rate * (1 - ROUNDING_TOLERANCE) and fits(problem, DeviceDraft(kind, after)):
+        if pods[-1].expected >= objective and fits(problem, DeviceDraft(kind, after)):
             return [Binding(after, partition_score(pods, busy))]
     return []
 
@@ -164,10 +167,11 @@ def _equal_cuts(problem: Problem, kind: Kind, share: int) -> list[PartitionDraft
 def _pods(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft], slots: Sequence[int]) -> list[Pod]:
     """Return the workloads of these partitions of a device, as expected beside each other."""
     pods = []
+    loads = [_loads(problem, kind, cut) for cut in cuts]
     for slot in slots:
         busy = busy_parts(problem, kind, cuts[slot])
-        beside = [load for i, cut in enumerate(cuts) if i != slot for load in _loads(problem, kind, cut)]
-        for load in _loads(problem, kind, cuts[slot]):
+        beside = [load for i, own in enumerate(loads) if i != slot for load in own]
+        for load in loads[slot]:
             alone = sustained_rate(problem, load.model, kind, load.share)
             lost = sum(part for model, part in busy.items() if model != load.model)
             lost += sum(1 - 1 / problem.interference.slowdown(load, (other,)) for other in beside)

@@ -66,15 +66,18 @@ class Placer:
     def __init__(self, catalogue: Catalogue, rule: Rule) -> None:
         self._catalogue = catalogue
         self._rule = rule
-        self._memo: Memo = {}
+        self._memo = Memo()
+        self._devices: dict[tuple[str, str], tuple[NodeDevices, list[SharePlacement], ClusterDevice]] = {}
 
     def decide(
         self, nodes: Sequence[NodeDevices], pods: Sequence[SharePod], reserved: Mapping[str, SharePlacement]
     ) -> list[Decision]:
         """Decide for each pod that waits, the oldest first. reserved: by uid of pods that still wait, what was written
         down for them; it stands while its device does."""
-        if len(self._memo) > MAX_MEMO or self._catalogue.forget():
+        self._memo.limit(MAX_MEMO)
+        if self._catalogue.forget():
             self._memo.clear()
+            self._devices.clear()
         waiting = sorted(
             (pod for pod in pods if pod.gated and pod.placement is None and not pod.leaving),
             key=lambda pod: (pod.created, pod.key),
@@ -136,12 +139,19 @@ class Placer:
         placed: dict[tuple[str, str], list[SharePlacement]] = {}
         for each in holding:
             placed.setdefault((each.node, each.device), []).append(each)
-        return [
-            self._device(node, report, kind, placed.get((node.name, report.uuid), []))
-            for node in sorted(nodes, key=lambda node: node.name)
-            for report in node.devices
-            if (kind := self._kind(report)) is not None
-        ]
+        before, self._devices = self._devices, {}
+        for node in sorted(nodes, key=lambda node: node.name):
+            for report in node.devices:
+                kind = self._kind(report)
+                if kind is None:
+                    continue
+                key = (node.name, report.uuid)
+                here = placed.get(key, [])
+                known = before.get(key)
+                if known is None or known[0] is not node or known[1] != here:
+                    known = node, here, self._device(node, report, kind, here)
+                self._devices[key] = known
+        return [device for _, _, device in self._devices.values()]
 
     def _kind(self, report: DeviceReport) -> Kind | None:
         kind = self._catalogue.kinds.get(report.kind)
@@ -187,7 +197,7 @@ class Placer:
         if problem is None:
             known = ", ".join(sorted({model for model, _ in self._catalogue.profiles}))
             return NoRoom(pod, f"no profile of model {pod.model!r}; there are {known or 'none'}"), None
-        slots = [self._seen_by(pod, device) for device in devices]
+        slots = _seen_by(pod, devices)
         choice = self._rule(problem, slots, instance, self._memo)
         if choice is None:
             return NoRoom(pod, self._reason(pod, devices, problem, instance)), None
@@ -211,12 +221,6 @@ class Placer:
             choice.device,
             msgspec.structs.replace(device, slots=changed, numbers=numbers),
         )
-
-    def _seen_by(self, pod: SharePod, device: ClusterDevice) -> DeviceSlots:
-        """Return a device as it is for a pod, which may not run on every node."""
-        if not device.slots.open or may_run(pod.spec, device.node):
-            return device.slots
-        return msgspec.structs.replace(device.slots, open=False)
 
     def _placement(
         self,
@@ -261,20 +265,33 @@ class Placer:
                 (cut for cut in kind.cuts if sustained_rate(problem, instance.model, kind, cut) >= pod.rate), None
             )
             if share is None:
-                needs.append(f"no share of a {name} sustains that")
+                needs.append(f"no share of one {name} sustains that")
                 continue
-            able = [device for device in of_kind if self._seen_by(pod, device).open]
-            free = max((_largest_free(device.slots) for device in able), default=0)
-            roomy = sum(_largest_free(device.slots) >= share for device in able)
+            able = [slots for slots in _seen_by(pod, of_kind) if slots.open]
+            free = max(map(_largest_free, able), default=0)
+            roomy = sum(_largest_free(slots) >= share for slots in able)
             enough += roomy
             needs.append(
-                f"needs {show_share(share)} of a {name}, of which "
+                f"needs {show_share(share)} of one {name}, of which "
                 + (f"{show_share(free)} is the most that is free" if able else "no node takes it")
             )
         text = f"{asked}: {'; '.join(needs)}"
         if enough:
-            text += f"; on {show_count(enough, 'device')} with room, a target would be missed or memory is short"
+            text += f"; on {show_count(enough, 'device')} with room, no partition is within all targets and memory"
         return text
+
+
+def _seen_by(pod: SharePod, devices: Sequence[ClusterDevice]) -> list[DeviceSlots]:
+    """Return devices as they are for a pod, which may not run on every node."""
+    may: dict[str, bool] = {}
+    seen = []
+    for device in devices:
+        name = device.node.name
+        if name not in may:
+            may[name] = may_run(pod.spec, device.node)
+        slots = device.slots
+        seen.append(slots if may[name] or not slots.open else msgspec.structs.replace(slots, open=False))
+    return seen
 
 
 def _largest_free(device: DeviceSlots) -> int:

@@ -28,8 +28,31 @@ from cotenant.planners.kind_by_kind import Instance, sustained_rate
 from cotenant.planners.score import Binding, busy_parts, node_binding
 from cotenant.predictors import Load
 
-# Remembers bindings on devices that are alike, from one decision to the next.
-Memo = dict[tuple[object, ...], object]
+MAX_COMPARED = 8  # devices, unlike each other, that can take a pod
+
+_State = tuple[object, ...]
+
+
+class Memo(msgspec.Struct):
+    """Remember what was found of devices that are alike, from one decision to the next. bindings, colocated: of an
+    instance; idle: the part of a device's partitions that is, at most, times 100."""
+
+    bindings: dict[tuple[Instance, _State], Binding | None] = {}
+    idle: dict[_State, float] = {}
+    colocated: dict[tuple[Instance, _State], Choice | None] = {}
+
+    def limit(self, entries: int) -> None:
+        """Forget all where there are more entries."""
+        if max(len(self.bindings), len(self.idle), len(self.colocated)) > entries:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.bindings.clear()
+        self.idle.clear()
+        self.colocated.clear()
+
+
 Rule = Callable[[Problem, Sequence[DeviceSlots], Instance, Memo], Choice | None]
 
 
@@ -47,39 +70,40 @@ def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
     """Choose as the NTUA thesis' scheduler: the partition of the highest score (`planners.score`).
 
     No score is above 100 times the idle part of the partition, so devices come in that order, and the search ends at
-    the first that cannot be better.
+    the first that cannot be better, or once `MAX_COMPARED` that are unlike each other could take the pod: as schedulers
+    of clusters do, it does not look at all of a large one.
     """
     bounds = sorted(
         ((-_most_idle(problem, device, memo), index) for index, device in enumerate(devices) if device.open)
     )
     best: Choice | None = None
+    able: set[_State] = set()
     for bound, index in bounds:
-        if best is not None and -bound < best.score:
+        if best is not None and (-bound < best.score or len(able) >= MAX_COMPARED):
             break
         device = devices[index]
-        key = ("score", instance, device.state)
-        if key not in memo:
-            memo[key] = node_binding(problem, device.draft, instance)
-        binding = memo[key]
-        if isinstance(binding, Binding) and (
-            best is None or binding.score > best.score or (binding.score == best.score and index < best.device)
-        ):
+        key = (instance, device.state)
+        if key not in memo.bindings:
+            memo.bindings[key] = node_binding(problem, device.draft, instance)
+        binding = memo.bindings[key]
+        if binding is None:
+            continue
+        able.add(device.state)
+        if best is None or binding.score > best.score or (binding.score == best.score and index < best.device):
             best = Choice(index, binding.cuts, _changed(device.draft.cuts, binding.cuts), binding.score)
     return best
 
 
 def _most_idle(problem: Problem, device: DeviceSlots, memo: Memo) -> float:
     """Return the upper bound of the score of a device's partitions."""
-    key = ("idle", device.state)
-    if key not in memo:
+    bound = memo.idle.get(device.state)
+    if bound is None:
         busy = [sum(busy_parts(problem, device.draft.kind, cut).values()) for cut in device.draft.cuts]
         if device.draft.kind.geometry is None:
             used = sum(part * cut.share / WHOLE for part, cut in zip(busy, device.draft.cuts, strict=True))
         else:
             used = min(busy, default=0.0)
-        memo[key] = 100 * (1 - used)
-    bound = memo[key]
-    assert isinstance(bound, float)
+        bound = memo.idle[device.state] = 100 * (1 - used)
     return bound
 
 
@@ -164,11 +188,11 @@ def by_colocation(problem: Problem, devices: Sequence[DeviceSlots], instance: In
     for index, device in enumerate(devices):
         if not device.open:
             continue
-        key = ("colocate", instance, device.state)
-        if key not in memo:
-            memo[key] = _colocated(problem, device, instance)
-        found = memo[key]
-        if isinstance(found, Choice) and (best is None or found.score > best.score):
+        key = (instance, device.state)
+        if key not in memo.colocated:
+            memo.colocated[key] = _colocated(problem, device, instance)
+        found = memo.colocated[key]
+        if found is not None and (best is None or found.score > best.score):
             best = msgspec.structs.replace(found, device=index)
     return best
 

@@ -29,7 +29,7 @@ from tests.k8s.picker.envoy import Mode
 from tests.k8s.picker.states import VirtualServer
 from tests.live.stub import StubCore
 
-TOKEN = "observe-01234567"
+TOKEN = "observe-01234567"  # noqa: S105
 PATIENCE = 20.0
 
 
