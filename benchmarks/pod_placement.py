@@ -104,8 +104,8 @@ def main() -> None:
     show(
         f"pod_placement_{rule}",
         f"{NODES} nodes, {len(pods)} of {PODS} pods placed in {filling:.2f} s; one more: known p50 "
-        f"{known['p50'] * 1e3:.2f} ms, at most {known['max'] * 1e3:.2f} ms; new p50 {new_['p50'] * 1e3:.2f} ms, at most "
-        f"{new_['max'] * 1e3:.2f} ms",
+        f"{known['p50'] * 1e3:.2f} ms, at most {known['max'] * 1e3:.2f} ms; new p50 {new_['p50'] * 1e3:.2f} ms, "
+        f"at most {new_['max'] * 1e3:.2f} ms",
         placed=len(pods),
         filling_s=filling,
         known_p50_ms=known["p50"] * 1e3,

@@ -96,6 +96,7 @@ def test_pods_without_room_are_told_once_and_placed_when_there_is() -> None:
         api.put("pods", pod_object("p"))
         async with controlling(client) as controller:
             await eventually(lambda: "no node reports a device" in message(pods(api)["p"]))
+            await eventually(lambda: CONDITION in str(controller._pods.objects))  # it has seen its own write
             before = len(api.writes)
             await controller.reconcile()
             await asyncio.sleep(0.1)
