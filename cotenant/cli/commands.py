@@ -101,6 +101,10 @@ COMMANDS = {
         "Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C.",
         "cotenant.cli.endpoint_picker:endpoint_picker",
     ),
+    "share-controller": (
+        "Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C.",
+        "cotenant.cli.share_controller:share_controller",
+    ),
     "devices": (
         "Show the devices of this machine, what runs on them, and which backends can partition them.",
         "cotenant.cli.devices:devices",

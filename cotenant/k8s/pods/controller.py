@@ -20,6 +20,7 @@ import msgspec
 from cotenant.core.units import show_share
 from cotenant.errors import KubernetesError
 from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
+from cotenant.k8s.elector import Elector
 from cotenant.k8s.informer import Informer
 from cotenant.k8s.pods.inventory import NodeDevices, read_node
 from cotenant.k8s.pods.objects import (
@@ -53,16 +54,23 @@ class _Given(msgspec.Struct):
 
 
 class ShareController:
-    """Follow a cluster. Only one may write at a time; see `k8s.lease`. now: the time of day, for conditions."""
+    """Follow a cluster. elect: makes what says which of several may write, given what to call when that
+    changes; None: there are no others. now: the time of day, for conditions."""
 
     def __init__(
-        self, client: ApiClient, placer: Placer, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        client: ApiClient,
+        placer: Placer,
+        elect: Callable[[Callable[[], None]], Elector] | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
-        self._placer = placer
+        self.placer = placer
         self._now = now
         self._changed = asyncio.Event()
         wake = self._changed.set
+        self._elector = None if elect is None else elect(wake)
         self._nodes = Informer(client, NODES, wake)
         self._pods = Informer(client, PODS, wake, everywhere=True)
         self._config_maps = Informer(client, CONFIG_MAPS, wake, everywhere=True, labels=LABELS)
@@ -72,23 +80,47 @@ class ShareController:
         self._read_maps: dict[ObjectKey, tuple[str, dict[str, Held]]] = {}
 
     async def run(self) -> None:
-        """Follow the cluster until cancelled."""
-        followed = [asyncio.create_task(each.run()) for each in (self._nodes, self._pods, self._config_maps)]
+        """Follow the cluster until cancelled. Raises KubernetesError where another one has taken the lease."""
+        work = [self._nodes.run(), self._pods.run(), self._config_maps.run(), self._reconcile_forever()]
+        tasks = [asyncio.create_task(each) for each in work]
         try:
-            await asyncio.gather(*(each.synced() for each in (self._nodes, self._pods, self._config_maps)))
-            while True:
-                self._changed.clear()
-                complete = await self.reconcile()
-                try:
-                    async with asyncio.timeout(None if complete else RETRY):
-                        await self._changed.wait()
-                        await asyncio.sleep(QUIET)
-                except TimeoutError:
-                    pass
+            if self._elector is None:
+                await asyncio.gather(*tasks)
+            else:
+                election = asyncio.create_task(self._elector.run())
+                tasks.append(election)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if election.done():
+                    raise KubernetesError(
+                        f"{self._elector.election.holder} has taken the lease; this one stops", CONFLICT
+                    )
         finally:
-            for task in followed:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*followed, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._elector is not None:
+                await self._elector.release()
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            self._changed.clear()
+            complete = await self.reconcile() if self.leads else True
+            try:
+                async with asyncio.timeout(None if complete else RETRY):
+                    await self._changed.wait()
+                    await asyncio.sleep(QUIET)
+            except TimeoutError:
+                pass
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one may write, and has seen all there is."""
+        synced = all(each.is_synced for each in (self._nodes, self._pods, self._config_maps))
+        return synced and (self._elector is None or self._elector.leads)
+
+    def given(self, pod: SharePod, placement: SharePlacement) -> None:
+        """Hear that a share was written in another way, until it is seen."""
+        self._given[pod.uid] = _Given(placement, opened=True)
 
     def nodes(self) -> list[NodeDevices]:
         """Return the nodes that report devices."""
@@ -129,7 +161,7 @@ class ShareController:
         ]
         writes += [
             partial(self._carry_out, decision)
-            for decision in self._placer.decide(self.nodes(), asking, self.holding(pods))
+            for decision in self.placer.decide(self.nodes(), asking, self.holding(pods))
         ]
         writes.append(partial(self._prune, {each.uid for each in pods}))
         complete = True

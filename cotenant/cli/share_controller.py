@@ -1,0 +1,122 @@
+"""Give shares of devices to pods of others until interrupted: `cotenant share-controller`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.options import LogFormatOption, LogLevelOption
+from cotenant.cli.output import set_up_log
+from cotenant.cli.serve import until_terminated
+from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
+from cotenant.config.problem import read_problem
+from cotenant.errors import ConfigError
+from cotenant.k8s.client import ApiClient, connected
+from cotenant.k8s.elector import Elector
+from cotenant.k8s.pods.catalogue import Catalogue
+from cotenant.k8s.pods.controller import ShareController
+from cotenant.k8s.pods.extender import SchedulerExtender
+from cotenant.k8s.pods.placer import Placer
+from cotenant.k8s.pods.rules import choose_rule
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+logger = logging.getLogger(__name__)
+
+
+def share_controller(
+    problem: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROBLEM",
+            help="Problem file (TOML) with the kinds of devices, profiles and interference. Its models are those that "
+            "pods may ask for.",
+        ),
+    ],
+    planner: Annotated[
+        str,
+        typer.Option(
+            "--planner",
+            "-p",
+            help="score, hetsev, min, max, roundrobin or colocate, which place pod after pod; or any planner.",
+        ),
+    ] = "score",
+    extender: Annotated[
+        str | None,
+        typer.Option(
+            "--extender", metavar="HOST:PORT", help="Answer a scheduler as its extender, for clusters without gates."
+        ),
+    ] = None,
+    lease: Annotated[str, typer.Option("--lease", help="Lease that says which of several gives shares.")] = (
+        "cotenant-shares"
+    ),
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Where the lease lies. Default: this pod's."),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG."),
+    ] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C."""
+    set_up_log(log_level or "info", log_format or "text", access=False)
+    options = read_kubernetes(KubernetesEntry(namespace=namespace, lease=lease), "--lease, --namespace")
+    placer = Placer(Catalogue.of(read_problem(problem)), choose_rule(planner))
+    address = None if extender is None else _address(extender)
+    asyncio.run(_run(options, placer, address, kubeconfig))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise ConfigError(f"--extender: {text!r} is no address; write HOST:PORT, such as 0.0.0.0:8888")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _run(
+    options: KubernetesSettings, placer: Placer, address: tuple[str, int] | None, kubeconfig: Path | None
+) -> None:
+    async with until_terminated() as stopping, connected(options.namespace, kubeconfig) as client:
+        controller = ShareController(client, placer, lambda changed: _elector(client, options, changed))
+        async with AsyncExitStack() as stack:
+            if address is not None:
+                await _serve(stack, SchedulerExtender(client, controller).application(), *address)
+            working = asyncio.create_task(controller.run())
+            stopped = asyncio.create_task(stopping.wait())
+            try:
+                await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    working.result()
+            finally:
+                working.cancel()
+                stopped.cancel()
+                await asyncio.gather(working, stopped, return_exceptions=True)
+
+
+def _elector(client: ApiClient, options: KubernetesSettings, changed: Callable[[], None]) -> Elector:
+    return Elector(client, options.lease, options.own_identity, options.lease_duration, changed)
+
+
+async def _serve(stack: AsyncExitStack, application: web.Application, host: str, port: int) -> None:
+    from aiohttp import web
+
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot serve the extender on {host}:{port}: {error.strerror}; choose another address"
+        ) from None
+    logger.info("scheduler extender at http://%s:%s", *runner.addresses[0][:2])

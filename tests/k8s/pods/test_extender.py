@@ -1,0 +1,205 @@
+"""The scheduler extender, as kube-scheduler asks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+from aiohttp import web
+
+from cotenant.k8s.client import ApiClient
+from cotenant.k8s.pods.controller import ShareController
+from cotenant.k8s.pods.extender import SchedulerExtender
+from cotenant.k8s.pods.objects import config_map_for, variables
+from cotenant.k8s.pods.placer import Placer
+from cotenant.k8s.pods.request import SharePod, read_pod
+from cotenant.k8s.pods.rules import choose_rule
+from tests.k8s.api_double import ApiDouble
+from tests.k8s.eventually import eventually
+from tests.k8s.play import play
+from tests.k8s.pods.cluster import catalogue, device, node_object, pod_object
+from tests.k8s.pods.test_controller import cluster, placement_of, pods
+from tests.k8s.pods.test_request import PLACED
+
+NAMES = ["n1", "n2", "n3"]
+
+
+class Scheduler:
+    """Asks as kube-scheduler does: filter, prioritise, then bind to the best."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx2.AsyncClient(base_url=url)
+
+    async def ask(self, verb: str, body: Any) -> Any:
+        response = await self.http.post(f"/{verb}", content=msgspec.json.encode(body))
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def bind(self, pod: dict[str, Any], node: str) -> str:
+        metadata = pod["metadata"]
+        body = {"PodName": metadata["name"], "PodNamespace": "default", "PodUID": metadata["uid"], "Node": node}
+        answer: str = (await self.ask("bind", body))["Error"]
+        return answer
+
+    async def schedule(self, pod: dict[str, Any]) -> str:
+        """Return the node that a pod was bound to, "" where none takes it."""
+        able = (await self.ask("filter", {"Pod": pod, "NodeNames": NAMES}))["NodeNames"]
+        if not able:
+            return ""
+        scores = await self.ask("prioritize", {"Pod": pod, "NodeNames": able})
+        best: str = max(scores, key=lambda each: each["Score"])["Host"]
+        assert await self.bind(pod, best) == ""
+        return best
+
+
+@asynccontextmanager
+async def extending(client: ApiClient, rule: str = "score") -> AsyncIterator[tuple[Scheduler, ShareController]]:
+    controller = ShareController(client, Placer(catalogue(), choose_rule(rule)))
+    task = asyncio.create_task(controller.run())
+    runner = web.AppRunner(SchedulerExtender(client, controller).application())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    scheduler = Scheduler(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await eventually(lambda: controller.leads and len(controller.nodes()) >= 2)
+    try:
+        yield scheduler, controller
+    finally:
+        await scheduler.http.aclose()
+        await runner.cleanup()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_pods_are_scheduled_bound_and_have_shares() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        async with extending(client) as (scheduler, _):
+            for name in "abc":
+                pod = api.put("pods", pod_object(name, "tiny", "100ms", "20", gated=False))
+                node = await scheduler.schedule(pod)
+                bound = pods(api)[name]
+                assert bound["spec"]["nodeName"] == node == placement_of(bound).node
+            held = {each["metadata"]["name"]: each["data"] for each in api.objects("configmaps")}
+            assert held == {name: variables(placement_of(pods(api)[name])) for name in "abc"}
+            used: dict[str, int] = {}
+            for each in pods(api).values():
+                placed = placement_of(each)
+                used[placed.device] = used.get(placed.device, 0) + placed.share
+            assert max(used.values()) <= 1000
+
+    play(scenario)
+
+
+def test_filter_says_what_is_short_on_each_node() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        api.put("pods", pod_object("p", "large", "100ms", "500", gated=False))
+        async with extending(client) as (scheduler, _):
+            answer = await scheduler.ask("filter", {"Pod": pods(api)["p"], "NodeNames": NAMES})
+            assert answer["NodeNames"] == [] and set(answer["FailedNodes"]) == set(NAMES)
+            assert all("large at 500 requests/s within 100 ms" in text for text in answer["FailedNodes"].values())
+
+    play(scenario)
+
+
+def test_filter_answers_with_the_nodes_that_it_was_sent() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        pod = api.put("pods", pod_object("p", "tiny", "300ms", "5", gated=False))
+        items = [*api.objects("nodes"), {"metadata": {"name": "n3"}}]
+        async with extending(client) as (scheduler, _):
+            answer = await scheduler.ask("filter", {"pod": pod, "nodes": {"items": items}})
+            assert [each["metadata"]["name"] for each in answer["Nodes"]["items"]] == ["n1", "n2"]
+            assert set(answer["FailedNodes"]) == {"n3"}
+
+    play(scenario)
+
+
+def test_pods_that_ask_for_nothing_pass() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        body = pod_object("p", gated=False)
+        body["metadata"]["annotations"] = {}
+        pod = api.put("pods", body)
+        async with extending(client) as (scheduler, _):
+            answer = await scheduler.ask("filter", {"Pod": pod, "NodeNames": NAMES})
+            assert (answer["NodeNames"], answer["FailedNodes"]) == (NAMES, {})
+            assert {each["Score"] for each in await scheduler.ask("prioritize", {"Pod": pod, "NodeNames": NAMES})} == {
+                0
+            }
+            assert await scheduler.bind(pod, "n3") == ""
+            assert pods(api)["p"]["spec"]["nodeName"] == "n3" and api.objects("configmaps") == []
+
+    play(scenario)
+
+
+def test_broken_pods_fit_nowhere() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        pod = api.put("pods", pod_object("p", "mid", "soon", gated=False))
+        async with extending(client) as (scheduler, _):
+            answer = await scheduler.ask("filter", {"Pod": pod, "NodeNames": NAMES})
+            assert answer["NodeNames"] == [] and "cotenant.dev/slo: 'soon'" in answer["FailedNodes"]["n1"]
+            assert "cotenant.dev/slo: 'soon'" in await scheduler.bind(pod, "n1")
+
+    play(scenario)
+
+
+def test_bind_that_was_cut_short_is_taken_up_again() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        pod = api.put("pods", pod_object("p", gated=False))
+        read = read_pod(pod)
+        assert isinstance(read, SharePod)
+        was = msgspec.structs.replace(PLACED, node="n2", device="GPU-2", visible="GPU-2", share=950)
+        body = config_map_for(read, was, None)
+        assert body is not None
+        api.put("configmaps", body)
+        async with extending(client) as (scheduler, controller):
+            await eventually(lambda: controller.holding(controller.pods()))
+            answer = await scheduler.ask("filter", {"Pod": pod, "NodeNames": NAMES})
+            assert answer["NodeNames"] == ["n2"] and answer["FailedNodes"]["n1"] == "its share is on n2"
+            assert await scheduler.schedule(pod) == "n2"
+            assert placement_of(pods(api)["p"]) == was
+
+    play(scenario)
+
+
+def test_bind_of_another_pod_of_that_name_is_refused() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        pod = api.put("pods", pod_object("p", gated=False))
+        pod["metadata"]["uid"] = "other"
+        async with extending(client) as (scheduler, _):
+            assert await scheduler.bind(pod, "n1") == "pod default/p is another one by now"
+            with api.failing(500, "GET /api/v1/namespaces/default/pods/p"):
+                assert "refused (500)" in await scheduler.bind(pod, "n1")
+
+    play(scenario)
+
+
+def test_bind_to_a_node_without_room_says_so() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        api.put("nodes", node_object("n3", device("GPU-3"), unschedulable=True))
+        pod = api.put("pods", pod_object("p", gated=False))
+        async with extending(client) as (scheduler, _):
+            assert "mid at 50 requests/s" in await scheduler.bind(pod, "n3")
+            assert "nodeName" not in pods(api)["p"]["spec"]
+
+    play(scenario)
+
+
+def test_what_is_no_question_is_refused() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        async with extending(client) as (scheduler, _):
+            for content in (b"{", b"[]"):
+                assert (await scheduler.http.post("/filter", content=content)).status_code == 400
+            assert (await scheduler.http.get("/healthz")).status_code == 200
+
+    play(scenario)
