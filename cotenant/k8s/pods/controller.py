@@ -70,6 +70,7 @@ class ShareController:
         self._now = now
         self._changed = asyncio.Event()
         wake = self._changed.set
+        self.deciding = asyncio.Lock()  # from a decision until it is written, so that nobody decides on less
         self._elector = None if elect is None else elect(wake)
         self._nodes = Informer(client, NODES, wake)
         self._pods = Informer(client, PODS, wake, everywhere=True)
@@ -91,9 +92,8 @@ class ShareController:
                 tasks.append(election)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if election.done():
-                    raise KubernetesError(
-                        f"{self._elector.election.holder} has taken the lease; this one stops", CONFLICT
-                    )
+                    holder = self._elector.election.holder
+                    raise KubernetesError(f"{holder} has taken the lease; this one stops", CONFLICT)
         finally:
             for task in tasks:
                 task.cancel()
@@ -104,7 +104,10 @@ class ShareController:
     async def _reconcile_forever(self) -> None:
         while True:
             self._changed.clear()
-            complete = await self.reconcile() if self.leads else True
+            complete = True
+            if self.leads:
+                async with self.deciding:
+                    complete = await self.reconcile()
             try:
                 async with asyncio.timeout(None if complete else RETRY):
                     await self._changed.wait()

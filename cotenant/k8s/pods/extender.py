@@ -68,7 +68,8 @@ class SchedulerExtender:
         if isinstance(pod, BrokenPod):
             return {"Error": pod.reason}
         if pod is not None:
-            fault = await self._give(pod, raw, node)
+            async with self._controller.deciding:
+                fault = await self._give(pod, raw, node)
             if fault:
                 return {"Error": fault}
         target = {"apiVersion": "v1", "kind": "Node", "name": node}

@@ -61,7 +61,8 @@ def test_pick_of_a_crowd_goes_where_it_is_done_in_time_until_nobody_can() -> Non
                 break
     else:
         pytest.fail("nothing was rejected")
-    fast.advance(1.0), slow.advance(1.0)
+    fast.advance(1.0)
+    slow.advance(1.0)
     assert set({**fast.outcomes, **slow.outcomes}.values()) == {Outcome.SERVED}
     assert 2 <= picked["fast"] / picked["slow"] <= 6
     assert not fast.arrive(1000, "m", 1.0 + 0.005, 1.0)  # neither would have taken more

@@ -166,7 +166,7 @@ def test_broken_message_ends_the_call_alone() -> None:
             serving(EndpointPicker()) as running,
             grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
         ):
-            call = channel.stream_stream(f"/{SERVICE}/Process")(timeout=PATIENCE)
+            call: Any = channel.stream_stream(f"/{SERVICE}/Process")(timeout=PATIENCE)
             await call.write(b"\xff\xff\xff")
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await call.read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -29,9 +31,12 @@ def placer(rule: str = "score", *kinds: Kind) -> Placer:
 
 
 def decide(
-    placer: Placer, pods: list[SharePod], nodes: tuple[NodeDevices, ...] = CLUSTER, **reserved: SharePlacement
+    placer: Placer,
+    pods: list[SharePod],
+    nodes: tuple[NodeDevices, ...] = CLUSTER,
+    reserved: Mapping[str, SharePlacement] | None = None,
 ) -> dict[str, Decision]:
-    return {each.pod.key.name: each for each in placer.decide(nodes, pods, reserved)}
+    return {each.pod.key.name: each for each in placer.decide(nodes, pods, reserved or {})}
 
 
 def placed(decision: Decision) -> SharePlacement:
@@ -78,7 +83,7 @@ def test_decide_never_gives_what_is_not_there(
 ) -> None:
     """Every share is within its device and meets all targets; the same pods ask for nothing more; one that left room
     for nothing is told what is short."""
-    nodes = CLUSTER
+    nodes: tuple[NodeDevices, ...] = CLUSTER
     if kinds == (MIG,):
         made = instances("3g.40gb", "2g.20gb", "1g.10gb") if cut else ()
         nodes = (node("n1", device("GPU-0", MIG, mig=True, recut=not cut, instances=made)),)
@@ -96,9 +101,9 @@ def test_decide_never_gives_what_is_not_there(
         assert each.slots.pods == sum(p.placement is not None and p.placement.device == each.report.uuid for p in after)
     again = decide(machine, after, nodes)
     assert {name for name, each in again.items() if isinstance(each, Placed)} == set()
-    for name, each in decisions.items():
-        if isinstance(each, NoRoom):
-            assert each.pod.model in each.reason and "requests/s within" in each.reason, name
+    for name, decision in decisions.items():
+        if isinstance(decision, NoRoom):
+            assert decision.pod.model in decision.reason and "requests/s within" in decision.reason, name
 
 
 def test_decide_by_score_is_the_thesis_best_node() -> None:
@@ -169,10 +174,10 @@ def test_decide_older_pods_first_and_small_ones_where_large_ones_wait() -> None:
 
 def test_decide_keeps_what_was_written_down() -> None:
     was = SharePlacement(node="n2", device="GPU-2", visible="GPU-2", slot=3, share=500, model="mid", slo=0.1, rate=50.0)
-    decisions = decide(placer(), [pod("p")], **{"uid-p": was})
+    decisions = decide(placer(), [pod("p")], reserved={"uid-p": was})
     assert decisions["p"] == Placed(pod("p"), was)
     gone = msgspec.structs.replace(was, device="GPU-9")
-    assert placed(decide(placer(), [pod("p")], **{"uid-p": gone})["p"]).device != "GPU-9"
+    assert placed(decide(placer(), [pod("p")], reserved={"uid-p": gone})["p"]).device != "GPU-9"
 
 
 def test_decide_counts_what_is_written_down_for_others() -> None:
@@ -180,7 +185,7 @@ def test_decide_counts_what_is_written_down_for_others() -> None:
         node="n2", device="GPU-2", visible="GPU-2", slot=0, share=1000, model="mid", slo=0.1, rate=50.0
     )
     nodes = (CLUSTER[1],)
-    decisions = decide(placer(), [pod("a"), pod("b")], nodes, **{"uid-b": whole})
+    decisions = decide(placer(), [pod("a"), pod("b")], nodes, reserved={"uid-b": whole})
     assert isinstance(decisions["a"], NoRoom) and isinstance(decisions["b"], Placed)
 
 
