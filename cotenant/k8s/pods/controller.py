@@ -219,10 +219,11 @@ class ShareController:
 
     async def _give(self, pod: SharePod, placement: SharePlacement) -> None:
         """Write a share: the ConfigMap, then the pod."""
-        if not await self._restore(pod, placement):
+        present = self._pods.objects.get(pod.key)
+        if present is None or not await self._restore(pod, placement):
             return
         self._given[pod.uid] = _Given(placement)
-        await self._client.patch(PODS, pod.key, opened(self._pods.objects[pod.key], placement))
+        await self._client.patch(PODS, pod.key, opened(present, placement))
         self._given[pod.uid].opened = True
         logger.info("%s gets %s of %s on %s", pod.key, show_share(placement.share), placement.visible, placement.node)
 
@@ -248,7 +249,8 @@ class ShareController:
 
     async def _cut(self, node: str, device: str, shares: tuple[int, ...]) -> None:
         key = ObjectKey("", node)
-        change = cuts_for(self._nodes.objects[key], device, shares)
+        present = self._nodes.objects.get(key)
+        change = None if present is None else cuts_for(present, device, shares)
         if change is not None:
             await self._client.patch(NODES, key, change)
             logger.info("%s on %s is to be cut into %s ‰", device, node, ", ".join(map(str, shares)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from cotenant.k8s.client import ApiClient
+from cotenant.k8s.elector import Elector
 from cotenant.k8s.pods.controller import ShareController
 from cotenant.k8s.pods.objects import CONDITION, config_map_for, read_held, variables
 from cotenant.k8s.pods.placer import Placer
@@ -28,8 +29,15 @@ def cluster(api: ApiDouble) -> None:
 
 
 @asynccontextmanager
-async def controlling(client: ApiClient, rule: str = "score", kinds: Any = ()) -> AsyncIterator[ShareController]:
-    controller = ShareController(client, Placer(catalogue(*kinds), choose_rule(rule)))
+async def controlling(
+    client: ApiClient, rule: str = "score", kinds: Any = (), name: str = ""
+) -> AsyncIterator[ShareController]:
+    """A controller; with a name, one that takes part in an election."""
+
+    def elect(changed: Callable[[], None]) -> Elector:
+        return Elector(client, "shares", name, 1.0, changed)
+
+    controller = ShareController(client, Placer(catalogue(*kinds), choose_rule(rule)), elect if name else None)
     task = asyncio.create_task(controller.run())
     try:
         yield controller
@@ -260,6 +268,22 @@ def test_pod_waits_for_the_cut_of_an_idle_gpu() -> None:
             api.put("nodes", node_object("n1", device("GPU-0", MIG, mig=True, recut=True, instances=made)))
             await eventually(lambda: whole(api, "p"))
             assert placement_of(pods(api)["p"]).visible == made[0].uuid
+
+    play(scenario)
+
+
+def test_one_of_two_gives_shares_and_the_other_takes_over() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        async with controlling(client, name="second") as second:
+            async with controlling(client, name="first") as first:
+                await eventually(lambda: first.leads or second.leads)
+                api.put("pods", pod_object("a", "tiny", "100ms", "20"))
+                await eventually(lambda: whole(api, "a"))
+                assert first.leads != second.leads and len([each for each in api.writes if "/pods/" in each]) == 1
+            api.put("pods", pod_object("b", "tiny", "100ms", "20"))
+            await eventually(lambda: whole(api, "b"))
+            assert second.leads
 
     play(scenario)
 
