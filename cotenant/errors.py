@@ -11,6 +11,8 @@
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     ├── KubernetesError    a call of a Kubernetes API server that is refused, or not answered
     ├── ClaimError         a ResourceClaim that cannot be prepared: wrong, contradictory, or for more than is left
+    ├── StateError         state that is kept elsewhere cannot be read or written
+    │   └── StateConflictError  somebody else has written it since it was read
     └── RequestError       one inference request, or one call of the protocol, that is not answered
         ├── MalformedError     not the protocol: no JSON, a tensor too short
         ├── InvalidError       the protocol, but not this model's: wrong name, type or shape
@@ -83,6 +85,14 @@ class ClaimError(CotenantError):
     def __init__(self, message: str, holders: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.holders = holders
+
+
+class StateError(CotenantError):
+    pass
+
+
+class StateConflictError(StateError):
+    pass
 
 
 class RequestError(CotenantError):

@@ -101,6 +101,10 @@ COMMANDS = {
         "Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C.",
         "cotenant.cli.endpoint_picker:endpoint_picker",
     ),
+    "recommender": (
+        "Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C.",
+        "cotenant.cli.recommender:recommender",
+    ),
     "share-controller": (
         "Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C.",
         "cotenant.cli.share_controller:share_controller",

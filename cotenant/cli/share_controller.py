@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import LogFormatOption, LogLevelOption
+from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
 from cotenant.config.problem import read_problem
+from cotenant.core.model import Kind
 from cotenant.errors import ConfigError
 from cotenant.k8s.client import ApiClient, connected
 from cotenant.k8s.elector import Elector
@@ -24,11 +25,14 @@ from cotenant.k8s.pods.controller import ShareController
 from cotenant.k8s.pods.extender import SchedulerExtender
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.rules import choose_rule
+from cotenant.k8s.recommender.client import Recommendation, RecommenderClient
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 logger = logging.getLogger(__name__)
+
+Follow = Callable[[], Coroutine[Any, Any, None]]
 
 
 def share_controller(
@@ -54,6 +58,15 @@ def share_controller(
             "--extender", metavar="HOST:PORT", help="Answer a scheduler as its extender, for clusters without gates."
         ),
     ] = None,
+    recommender: Annotated[
+        str | None,
+        typer.Option(
+            "--recommender",
+            metavar="HOST:PORT",
+            help="Take profiles and interference from a recommender; the problem says the kinds of devices.",
+        ),
+    ] = None,
+    ca_file: CaFile = None,
     lease: Annotated[str, typer.Option("--lease", help="Lease that says which of several gives shares.")] = (
         "cotenant-shares"
     ),
@@ -71,9 +84,27 @@ def share_controller(
     """Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C."""
     set_up_log(log_level or "info", log_format or "text", access=False)
     options = read_kubernetes(KubernetesEntry(namespace=namespace, lease=lease), "--lease, --namespace")
-    placer = Placer(Catalogue.of(read_problem(problem)), choose_rule(planner))
+    known = read_problem(problem)
+    fleet, placer = known.fleet, Placer(Catalogue.of(known), choose_rule(planner))
     address = None if extender is None else _address(extender)
-    asyncio.run(_run(options, placer, address, kubeconfig))
+    follow = None if recommender is None else _following(recommender, ca_file, fleet, placer)
+    asyncio.run(_run(options, placer, address, kubeconfig, follow))
+
+
+def _following(address: str, ca_file: Path | None, fleet: Sequence[Kind], placer: Placer) -> Follow:
+    """Return what keeps a placer informed of what a recommender knows."""
+
+    def learn(found: Recommendation) -> None:
+        placer.learn(Catalogue(fleet, found.profiles, found.interference))
+
+    async def follow() -> None:
+        client = RecommenderClient(address, ca_file)
+        try:
+            await client.follow(learn)
+        finally:
+            await client.close()
+
+    return follow
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -84,23 +115,31 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _run(
-    options: KubernetesSettings, placer: Placer, address: tuple[str, int] | None, kubeconfig: Path | None
+    options: KubernetesSettings,
+    placer: Placer,
+    address: tuple[str, int] | None,
+    kubeconfig: Path | None,
+    follow: Follow | None,
 ) -> None:
     async with until_terminated() as stopping, connected(options.namespace, kubeconfig) as client:
         controller = ShareController(client, placer, lambda changed: _elector(client, options, changed))
         async with AsyncExitStack() as stack:
             if address is not None:
                 await _serve(stack, SchedulerExtender(client, controller).application(), *address)
-            working = asyncio.create_task(controller.run())
-            stopped = asyncio.create_task(stopping.wait())
+            tasks: list[asyncio.Task[Any]] = [
+                asyncio.create_task(controller.run()),
+                asyncio.create_task(stopping.wait()),
+            ]
+            if follow is not None:
+                tasks.append(asyncio.create_task(follow()))
             try:
-                await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    working.result()
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
             finally:
-                working.cancel()
-                stopped.cancel()
-                await asyncio.gather(working, stopped, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _elector(client: ApiClient, options: KubernetesSettings, changed: Callable[[], None]) -> Elector:

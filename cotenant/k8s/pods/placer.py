@@ -69,6 +69,12 @@ class Placer:
         self._memo = Memo()
         self._devices: dict[tuple[str, str], tuple[NodeDevices, list[SharePlacement], ClusterDevice]] = {}
 
+    def learn(self, catalogue: Catalogue) -> None:
+        """Decide by other profiles and another predictor from now on."""
+        self._catalogue = catalogue
+        self._memo.clear()
+        self._devices.clear()
+
     def decide(
         self, nodes: Sequence[NodeDevices], pods: Sequence[SharePod], reserved: Mapping[str, SharePlacement]
     ) -> list[Decision]:

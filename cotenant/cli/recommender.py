@@ -1,0 +1,123 @@
+"""Recommend shares by what was measured until interrupted: `cotenant recommender`."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from cotenant.app.access import grpc_tls
+from cotenant.cli.loading import read_bytes
+from cotenant.cli.options import Json, LogFormatOption, LogLevelOption
+from cotenant.cli.output import console, set_up_log, show_json
+from cotenant.cli.serve import until_terminated
+from cotenant.config.settings import AccessSettings
+from cotenant.errors import ConfigError, StateConflictError
+from cotenant.k8s.client import connected
+from cotenant.k8s.recommender.matrices import PROFILES, SAMPLES, Matrices
+from cotenant.k8s.recommender.service import RecommenderService
+from cotenant.k8s.recommender.state import ConfigMapStore, StateStore, redis_store
+
+logger = logging.getLogger(__name__)
+
+GRACE = 5.0  # seconds for calls in flight when it stops
+KEY = "cotenant-recommender"  # of the state in Redis
+
+
+def recommender(
+    profiles: Annotated[
+        Path | None, typer.Option("--profiles", help="CSV file of profiles, to begin with. Default: what --state has.")
+    ] = None,
+    samples: Annotated[
+        Path | None, typer.Option("--samples", help="CSV file of samples of co-located runs, to begin with.")
+    ] = None,
+    predictor: Annotated[
+        str, typer.Option("--predictor", help="Predictor to fit; the thesis' collaborative filter by default.")
+    ] = "svd",
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state", help="Where to keep what is learnt: configmap:NAME or redis://HOST:PORT/0. Default: nowhere."
+        ),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9003,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    json: Json = False,
+) -> None:
+    """Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    set_up_log(log_level or "info", log_format or "text", access=False)
+    given: dict[str, str] = {}
+    for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
+        if path is not None:
+            given[name] = read_bytes(path).decode("utf-8", "replace")
+    access = AccessSettings(certificate=certificate, key=key)
+    uvloop.run(_serve(given, predictor, state, kubeconfig, (host, port), access, json=json))
+
+
+async def _serve(
+    given: dict[str, str],
+    predictor: str,
+    state: str | None,
+    kubeconfig: Path | None,
+    address: tuple[str, int],
+    access: AccessSettings,
+    *,
+    json: bool,
+) -> None:
+    async with until_terminated() as stopping, AsyncExitStack() as stack:
+        store = None if state is None else await _open(stack, state, kubeconfig)
+        matrices, version = await _begin(given, predictor, store)
+        listener = RecommenderService(matrices, store, version).listener(grpc_tls(access))
+        host, _ = address
+        port = await listener.listen(*address)
+        stack.push_async_callback(listener.stop, GRACE)
+        if json:
+            show_json({"address": f"{host}:{port}"})
+        else:
+            console.print(
+                f"recommender at {host}:{port}: {len(matrices.profiles)} profiles, {len(matrices.samples)} samples"
+            )
+        await stopping.wait()
+
+
+async def _open(stack: AsyncExitStack, state: str, kubeconfig: Path | None) -> StateStore:
+    kind, _, rest = state.partition(":")
+    if kind == "configmap" and rest:
+        return ConfigMapStore(await stack.enter_async_context(connected(None, kubeconfig)), rest)
+    if kind in ("redis", "rediss", "unix"):
+        return await stack.enter_async_context(redis_store(state, KEY))
+    raise ConfigError(f"--state: {state!r} is no place; write configmap:NAME or redis://HOST:PORT/0")
+
+
+async def _begin(given: dict[str, str], predictor: str, store: StateStore | None) -> tuple[Matrices, str]:
+    """Return what is known at the start: what is kept, or else what is given, which is then kept."""
+    if store is not None:
+        kept = await store.read()
+        if kept.texts:
+            if given:
+                logger.info("going on with what is kept; --profiles and --samples are for an empty --state")
+            return Matrices.read(kept.texts, predictor), kept.version
+    if PROFILES not in given:
+        raise ConfigError("nothing to recommend by: name a file with --profiles, or a --state that has some")
+    matrices = Matrices.read(given, predictor)
+    if store is None:
+        return matrices, ""
+    try:
+        return matrices, await store.write(matrices.texts(), "")
+    except StateConflictError:
+        return await _begin(given, predictor, store)
