@@ -2,8 +2,8 @@
 
 The instances of a GPU are its geometry, and plans use exactly those. Partitioning is the operator's job: instances are
 created only with `create`, and only on GPUs without any, one per lane and from the end of the GPU, so that a plan's
-instances fit if the largest come first. They are destroyed with their lane. Existing instances are never destroyed, and
-one on which others compute is not used.
+instances fit if the largest come first. They are destroyed with their lane. Existing instances are never destroyed by
+this backend, and one on which others compute is not used. `cut_gpu` cuts an idle GPU anew, for whoever may.
 """
 
 from __future__ import annotations
@@ -254,3 +254,45 @@ def _destroyed(part: _Part) -> bool:
     with contextlib.suppress(nvml.NVMLError):  # `nvidia-smi mig -dgi` removes what is left
         nvml.nvmlGpuInstanceDestroy(whole)
     return True
+
+
+def cut_gpu(uuid: str, shares: Sequence[int]) -> None:
+    """Cut a GPU into MIG instances of these shares (‰), the largest first, instead of those that it has. They stay when
+    this process ends.
+
+    Raises DeviceError where a process computes on it, or the instances do not fit together; what is left then can be
+    cut again.
+    """
+    nvml = nvml_session()
+    if processes := nvidia.gpu_processes(uuid):
+        raise DeviceError(f"{uuid}: {processes[0].name or 'a process'} ({processes[0].pid}) computes on it")
+    with nvml_errors(f"a cut of {uuid}"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        _clear(nvml, handle)
+        offered = _offered(nvml, handle)
+        for share in sorted(shares, reverse=True):
+            info = offered.get(share)
+            whole = None if info is None else _placed(nvml, handle, info)
+            if whole is None:
+                have = ", ".join(show_share(each) for each in offered)
+                raise DeviceError(f"{uuid}: no room for a MIG instance of {show_share(share)}; there are {have}")
+            _with_compute(nvml, whole, info.sliceCount)
+
+
+def _clear(nvml: Any, handle: Any) -> None:
+    """Destroy all instances of a GPU on which something could compute."""
+    every = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    found = [
+        nvidia.optional_reading(nvml, lambda i=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))  # type: ignore[misc]
+        for index in every
+    ]
+    parts = [
+        (nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part))
+        for part in found
+        if part is not None
+    ]
+    wholes = {number: nvml.nvmlDeviceGetGpuInstanceById(handle, number) for number, _ in parts}
+    for number, compute in parts:
+        nvml.nvmlComputeInstanceDestroy(nvml.nvmlGpuInstanceGetComputeInstanceById(wholes[number], compute))
+    for whole in wholes.values():
+        nvml.nvmlGpuInstanceDestroy(whole)

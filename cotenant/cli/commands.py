@@ -101,6 +101,10 @@ COMMANDS = {
         "Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C.",
         "cotenant.cli.endpoint_picker:endpoint_picker",
     ),
+    "device-exporter": (
+        "Export the partitions of this node's GPUs, their users and utilisation, until Ctrl-C.",
+        "cotenant.cli.device_exporter:device_exporter",
+    ),
     "recommender": (
         "Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C.",
         "cotenant.cli.recommender:recommender",

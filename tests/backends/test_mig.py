@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cotenant.backends import Launch, nvidia
-from cotenant.backends.mig import Mig
+from cotenant.backends.mig import Mig, cut_gpu
 from cotenant.core import mig
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Model
@@ -307,3 +307,32 @@ def test_mig_lost_gpu_is_named(machine: Machine, state: Path) -> None:
     backend = machine("h200-mig=7g.141gb,a30-mig=4g.24gb")
     state.write_text("lost 1\n")
     assert backend.lost() == {"a30-mig-0": "it is off the bus, or cannot be reached; reset it, or restart the machine"}
+
+
+def test_cut_gpu_replaces_the_instances_of_an_idle_gpu(state: Path) -> None:
+    with loaded("h200-mig=3g.71gb+1g.18gb", state=state):
+        (gpu,) = nvidia.list_gpus()
+        cut_gpu(gpu.uuid, (ONE, THREE, TWO))
+        assert cut_now() == ["1g.18gb", "2g.35gb", "3g.71gb"]
+        cut_gpu(gpu.uuid, (SEVEN,))
+        assert cut_now() == ["7g.141gb"]
+
+
+def test_cut_gpu_that_does_not_fit_says_what_there_is(state: Path) -> None:
+    with loaded("h200-mig", state=state):
+        (gpu,) = nvidia.list_gpus()
+        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 57\.1 %; there are 14\.2 %, 28\.5 %"):
+            cut_gpu(gpu.uuid, (FOUR, FOUR))
+        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 12\.3 %"):
+            cut_gpu(gpu.uuid, (123,))
+        cut_gpu(gpu.uuid, (THREE, THREE))
+        assert cut_now() == ["3g.71gb", "3g.71gb"]
+
+
+def test_cut_gpu_on_which_something_computes_leaves_it(state: Path) -> None:
+    with loaded("h200-mig=3g.71gb", state=state):
+        (gpu,) = nvidia.list_gpus()
+        state.write_text(f"process 0 1234 {GIB} 1\n")
+        with pytest.raises(DeviceError, match=r"\(1234\) computes on it$"):
+            cut_gpu(gpu.uuid, (SEVEN,))
+        assert cut_now() == ["3g.71gb"]

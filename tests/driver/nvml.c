@@ -616,6 +616,32 @@ int nvmlGpuInstanceDestroy(Instance *instance)
     return OK;
 }
 
+int nvmlDeviceGetGpuInstanceById(const Device *device, unsigned id, Instance **instance)
+{
+    ENTER_GPU(device->gpu);
+    for (int i = 0; i < MOST; i++) {
+        if (device->gpu->instances[i].there && device->gpu->instances[i].id == id) {
+            *instance = &device->gpu->instances[i];
+            return OK;
+        }
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetComputeInstanceId(const Device *device, unsigned *id)
+{
+    ENTER_GPU(device->gpu);
+    *id = 0;
+    return device->instance ? OK : INVALID_ARGUMENT;
+}
+
+int nvmlGpuInstanceGetComputeInstanceById(Instance *instance, unsigned id, Instance **compute)
+{
+    ENTER_GPU(instance->gpu);
+    *compute = instance;
+    return instance->computes && id == 0 ? OK : NOT_FOUND;
+}
+
 typedef struct {
     unsigned version, id, slices, instances, multiprocessors, engines[5];
     char name[96];

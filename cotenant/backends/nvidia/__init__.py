@@ -21,7 +21,7 @@ from cotenant.backends.nvidia.cards import (
     select_gpus,
     with_distinct_kinds,
 )
-from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session
+from cotenant.backends.nvidia.nvml import nvml_error_text, nvml_errors, nvml_session, optional_reading
 from cotenant.backends.nvidia.sharing_modes import CONTROL, available_sharing_modes, select_shareable
 from cotenant.backends.nvidia.watch import HUNG, LOOK, SILENT, WATCH, DeviceWatch
 
@@ -49,6 +49,7 @@ __all__ = [
     "nvml_error_text",
     "nvml_errors",
     "nvml_session",
+    "optional_reading",
     "select_gpus",
     "select_shareable",
     "with_distinct_kinds",

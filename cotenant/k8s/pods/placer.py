@@ -216,12 +216,16 @@ class Placer:
         fresh = max(device.numbers, default=-1) + 1
         numbers = (*device.numbers, *range(fresh, fresh + len(choice.cuts) - len(device.numbers)))
         if device.report.mig and not device.slots.fixed:
-            shares = tuple(cut.share for cut in choice.cuts)
-            closed = msgspec.structs.replace(changed, open=False)
-            if shares != tuple(each.share for each in device.report.instances):
+            cuts = _as_instances(choice, device.report)
+            if cuts is None:
+                closed = msgspec.structs.replace(changed, open=False)
+                shares = tuple(cut.share for cut in choice.cuts)
                 decision: Decision = Recut(pod, device.node.name, device.report.uuid, shares)
                 return decision, (choice.device, msgspec.structs.replace(device, slots=closed, numbers=numbers))
-            changed = msgspec.structs.replace(changed, fixed=True)
+            slot = next(slot for slot, cut in enumerate(cuts) if cut.rates)
+            choice = Choice(choice.device, cuts, slot, choice.score)
+            draft = DeviceDraft(device.slots.draft.kind, cuts)
+            changed = msgspec.structs.replace(changed, draft=draft, fixed=True)
         placement = self._placement(pod, device, choice, numbers[choice.slot], problem, instance)
         return Placed(pod, placement), (
             choice.device,
@@ -285,6 +289,17 @@ class Placer:
         if enough:
             text += f"; on {show_count(enough, 'device')} with room, no partition is within all targets and memory"
         return text
+
+
+def _as_instances(choice: Choice, report: DeviceReport) -> list[PartitionDraft] | None:
+    """Return the partitions that a rule wants of an idle GPU, in the order of its MIG instances; None where it is cut
+    in another way."""
+    wanted = choice.cuts[choice.slot]
+    if sorted(cut.share for cut in choice.cuts) != sorted(each.share for each in report.instances):
+        return None
+    cuts = [PartitionDraft(each.share, {}) for each in report.instances]
+    cuts[next(n for n, cut in enumerate(cuts) if cut.share == wanted.share)] = wanted
+    return cuts
 
 
 def _seen_by(pod: SharePod, devices: Sequence[ClusterDevice]) -> list[DeviceSlots]:

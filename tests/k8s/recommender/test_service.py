@@ -199,7 +199,7 @@ def test_client_follows_what_is_learnt_and_outlives_the_service() -> None:
         await asyncio.gather(following, return_exceptions=True)
         await client.close()
         catalogue = Catalogue([], found[1].profiles, found[1].interference)
-        assert catalogue.profiles["a", "gpu"] == profile("a")
+        assert catalogue.profiles["a", "gpu"].points == profile("a").points
         assert found[1].interference.slowdown(load("a"), (load("c"),)) == pytest.approx(1.25, rel=1e-3)
 
     run(main())

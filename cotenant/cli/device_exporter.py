@@ -1,0 +1,85 @@
+"""Export what this node's GPUs are, who uses them and how much, until interrupted: `cotenant device-exporter`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from prometheus_client import start_http_server
+
+from cotenant.backends.mig import cut_gpu
+from cotenant.cli.options import LogFormatOption, LogLevelOption, duration_of_at_least
+from cotenant.cli.output import set_up_log
+from cotenant.cli.serve import until_terminated
+from cotenant.errors import ConfigError
+from cotenant.k8s.client import connected
+from cotenant.k8s.exporter.agent import INTERVAL, DeviceAgent
+from cotenant.k8s.exporter.metrics import DeviceCollector
+from cotenant.k8s.exporter.readings import read_devices
+
+logger = logging.getLogger(__name__)
+
+
+def device_exporter(
+    node: Annotated[
+        str | None,
+        typer.Option("--node", envvar="COTENANT_NODE", help="Name of this node in Kubernetes. Default: the host's."),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address of the Prometheus metrics.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the Prometheus metrics.")] = 9401,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between two readings."
+        ),
+    ] = INTERVAL,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes/--no-kubernetes", help="Report the devices in an annotation of the node.")
+    ] = True,
+    recut: Annotated[
+        bool, typer.Option("--recut", help="Cut GPUs with MIG anew, while nobody uses them, as the controller asks.")
+    ] = False,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
+    ] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """Export the partitions of this node's GPUs, their users and utilisation, until Ctrl-C."""
+    set_up_log(log_level or "info", log_format or "text", access=False)
+    if recut and not kubernetes:
+        raise ConfigError("--recut needs Kubernetes, where it is said into what; leave --no-kubernetes out")
+    asyncio.run(_run(node or socket.gethostname(), (host, port), interval, kubernetes, recut, kubeconfig))
+
+
+async def _run(
+    node: str, address: tuple[str, int], interval: float, kubernetes: bool, recut: bool, kubeconfig: Path | None
+) -> None:
+    read = partial(read_devices, recut=recut)
+    await asyncio.to_thread(read)  # without a driver there is nothing to export
+    async with until_terminated() as stopping, AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected(None, kubeconfig)) if kubernetes else None
+        agent = DeviceAgent(node, read, client, cut_gpu if recut else None, interval=interval)
+        collector = DeviceCollector(node, lambda: agent.readings, agent.users)
+        host, port = address
+        try:
+            exporter, _ = start_http_server(port, host, collector.registry())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another --port"
+            ) from None
+        stack.callback(exporter.server_close)
+        stack.callback(exporter.shutdown)
+        logger.info("metrics at http://%s:%s/metrics", host, exporter.server_port)
+        working = asyncio.create_task(agent.run())
+        try:
+            await stopping.wait()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
