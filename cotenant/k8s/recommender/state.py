@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -85,14 +85,14 @@ class RedisStore:
     """Keep a state in a hash of Redis. name: its key."""
 
     def __init__(self, redis: Redis, name: str) -> None:
-        self._redis = redis
+        self._redis: Any = redis  # whose annotations leave open what is awaited
         self._name = name
 
     async def read(self) -> State:
         from redis.exceptions import RedisError
 
         try:
-            found = await self._redis.hgetall(self._name)  # type: ignore[misc]
+            found = await self._redis.hgetall(self._name)
         except (RedisError, OSError) as error:
             raise StateError(f"Redis does not answer: {error}") from None
         texts = {name.decode(): text.decode() for name, text in found.items()}
@@ -105,7 +105,7 @@ class RedisStore:
         try:
             async with self._redis.pipeline() as pipe:
                 await pipe.watch(self._name)
-                there = await pipe.hget(self._name, _VERSION)  # type: ignore[misc]
+                there = await pipe.hget(self._name, _VERSION)
                 if ("" if there is None else there.decode()) != version:
                     raise StateConflictError(f"key {self._name!r} of Redis has changed since it was read")
                 pipe.multi()
