@@ -76,6 +76,8 @@ class ShareController:
         self._pods = Informer(client, PODS, wake, everywhere=True)
         self._config_maps = Informer(client, CONFIG_MAPS, wake, everywhere=True, labels=LABELS)
         self._given: dict[str, _Given] = {}  # by uid
+        # By uid: what a scheduler was told, and may bind next.
+        self.offers: dict[str, SharePlacement] = {}
         self._read_pods: dict[ObjectKey, tuple[str, SharePod | BrokenPod | None]] = {}
         self._read_nodes: dict[ObjectKey, tuple[str, NodeDevices | None]] = {}
         self._read_maps: dict[ObjectKey, tuple[str, dict[str, Held]]] = {}
@@ -142,9 +144,10 @@ class ShareController:
         return found
 
     def holding(self, pods: list[SharePod | BrokenPod]) -> dict[str, SharePlacement]:
-        """Return what pods hold, by uid: by their annotation, or written down for them."""
+        """Return what pods hold, by uid: by their annotation, written down for them, or offered to them."""
         uids = {each.uid for each in pods}
-        held = {uid: placement for uid, placement in self._written().items() if uid in uids}
+        held = dict(self.offers)
+        held |= {uid: placement for uid, placement in self._written().items() if uid in uids}
         held |= {uid: given.placement for uid, given in self._given.items() if uid in uids}
         return held | {each.uid: each.placement for each in pods if isinstance(each, SharePod) and each.placement}
 
@@ -229,14 +232,15 @@ class ShareController:
 
     async def _restore(self, pod: SharePod, placement: SharePlacement) -> bool:
         """Write the ConfigMap of a share; return whether it stands."""
-        if await write_share(self._client, pod, placement, self._known_config_map(pod)):
+        if await write_share(self._client, pod, placement, self.config_map(pod)):
             return True
         await self._tell(
             pod, "Invalid", f"ConfigMap {pod.config_map!r} is somebody else's; name another in {CONFIG_MAP}"
         )
         return False
 
-    def _known_config_map(self, pod: SharePod) -> KubeObject | None:
+    def config_map(self, pod: SharePod) -> KubeObject | None:
+        """Return the ConfigMap of a pod, as far as it is known."""
         return self._config_maps.objects.get(ObjectKey(pod.key.namespace, pod.config_map))
 
     async def _tell(self, pod: SharePod | BrokenPod, reason: str, message: str) -> None:

@@ -7,7 +7,8 @@ protocol has it; a pod that asks for no share is none of ours, and every node is
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,13 +19,14 @@ from cotenant.k8s.client import CONFLICT, ApiClient
 from cotenant.k8s.pods.controller import ShareController, write_share
 from cotenant.k8s.pods.placer import NoRoom, Placed, Recut
 from cotenant.k8s.pods.request import CONFIG_MAP, PLACEMENT, BrokenPod, SharePlacement, SharePod, read_pod
-from cotenant.k8s.resource import CONFIG_MAPS, PODS, KubeObject, ObjectKey
+from cotenant.k8s.resource import PODS, KubeObject, ObjectKey
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 logger = logging.getLogger(__name__)
 
+OFFER_SECONDS: Final = 60.0
 MAX_SCORE: Final = 10  # of a node, by the scheduler's protocol
 MAX_BODY: Final = 1 << 26  # bytes: a scheduler may send all nodes as they are
 
@@ -32,29 +34,43 @@ Fields = Mapping[str, Any]
 
 
 class SchedulerExtender:
-    """Answer from what the controller follows, and write what is bound."""
+    """Answer from what the controller follows, and write what is bound. clock: seconds.
 
-    def __init__(self, client: ApiClient, controller: ShareController) -> None:
+    A scheduler filters for the next pods before it has bound the last. So the decision falls when it filters: one node
+    is left, and the share there is the pod's until it is bound, or for `OFFER_SECONDS`.
+    """
+
+    def __init__(
+        self, client: ApiClient, controller: ShareController, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._controller = controller
+        self._clock = clock
+        self._until: dict[str, float] = {}  # by uid, when an offer ends
 
     def filter(self, body: Fields) -> Fields:
-        """Return the nodes that have the share that a pod asks for."""
+        """Return the node where a pod gets its share, of those that a scheduler has left."""
         arguments = _lower(body)
         names, items = _nodes(arguments)
-        scores, fault = self._scores(arguments)
-        if scores is None and fault:
-            return {"NodeNames": [], "Nodes": _node_list(items, set()), "FailedNodes": dict.fromkeys(names, fault)}
-        able = [name for name in names if scores is None or name in scores]
+        pod = read_pod(_with_version(arguments.get("pod") or {}))
+        able, fault = names, ""
+        if isinstance(pod, BrokenPod):
+            able, fault = [], pod.reason
+        elif pod is not None:
+            decided = self._decide(pod, names)
+            able = [] if isinstance(decided, str) else [decided.node]
+            fault = decided if isinstance(decided, str) else f"its share is on {decided.node}"
         failed = {name: fault for name in names if name not in able}
         return {"NodeNames": able, "Nodes": _node_list(items, set(able)), "FailedNodes": failed}
 
     def prioritise(self, body: Fields) -> list[Fields]:
-        """Return the score of each node, from 0 to 10."""
+        """Return the score of each node, from 0 to 10: the most for the one where the pod's share is."""
         arguments = _lower(body)
-        scores, _ = self._scores(arguments)
-        found = scores or {}
-        return [{"Host": name, "Score": round(MAX_SCORE * found.get(name, 0.0))} for name in _nodes(arguments)[0]]
+        pod = read_pod(_with_version(arguments.get("pod") or {}))
+        names = _nodes(arguments)[0]
+        decided = self._decide(pod, names) if isinstance(pod, SharePod) else ""
+        chosen = decided if isinstance(decided, str) else decided.node
+        return [{"Host": name, "Score": MAX_SCORE if name == chosen else 0} for name in names]
 
     async def bind(self, body: Fields) -> Fields:
         """Give a pod its share on a node, and bind it. Raises KubernetesError."""
@@ -69,7 +85,8 @@ class SchedulerExtender:
             return {"Error": pod.reason}
         if pod is not None:
             async with self._controller.deciding:
-                fault = await self._give(pod, raw, node)
+                placement = self._decide(pod, [node])
+            fault = placement if isinstance(placement, str) else await self._give(pod, raw, placement)
             if fault:
                 return {"Error": fault}
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
@@ -77,54 +94,41 @@ class SchedulerExtender:
         await self._client.create_subresource(PODS, key, "binding", binding)
         return {"Error": ""}
 
-    def _scores(self, arguments: Fields) -> tuple[Mapping[str, float] | None, str]:
-        """Return the nodes that have room, with scores, and what the others lack; None where the pod asks for none."""
-        raw = arguments.get("pod") or {}
-        pod = read_pod(_with_version(raw))
-        if pod is None:
-            return None, ""
-        if isinstance(pod, BrokenPod):
-            return None, pod.reason
-        allowed = set(_nodes(arguments)[0])
-        nodes = [node for node in self._controller.nodes() if node.name in allowed]
-        holding = self._controller.holding(self._controller.pods())
-        kept = holding.pop(pod.uid, None)
-        if kept is not None and kept.node in allowed:
-            return {kept.node: 1.0}, f"its share is on {kept.node}"
-        return self._controller.placer.scores(pod, nodes, holding.values())
+    def _decide(self, pod: SharePod, names: Sequence[str]) -> SharePlacement | str:
+        """Return the share of a pod on one of these nodes, which is its own from now on, or why there is none."""
+        now = self._clock()
+        pods = self._controller.pods()
+        placed = {each.uid for each in pods if isinstance(each, SharePod) and each.placement is not None}
+        self._until = {uid: end for uid, end in self._until.items() if end > now and uid not in placed}
+        offers = self._controller.offers
+        for uid in offers.keys() - self._until.keys():
+            del offers[uid]
+        holding = self._controller.holding(pods)
+        kept = holding.pop(pod.uid, pod.placement)
+        if kept is not None and kept.node in names:
+            return kept
+        nodes = [node for node in self._controller.nodes() if node.name in names]
+        match self._controller.placer.place(pod, nodes, holding.values()):
+            case Placed(_, placement):
+                offers[pod.uid], self._until[pod.uid] = placement, now + OFFER_SECONDS
+                return placement
+            case NoRoom(_, reason):
+                return reason
+            case Recut(_, node, device, _):
+                return f"{device} on {node} is not cut into the instances that it needs"
 
-    async def _give(self, pod: SharePod, raw: KubeObject, node: str) -> str:
+    async def _give(self, pod: SharePod, raw: KubeObject, placement: SharePlacement) -> str:
         """Write a pod's share; return why there is none, "" where there is."""
-        placement = self._decide(pod, node)
-        if isinstance(placement, str):
-            return placement
-        try:
-            present = await self._client.get(CONFIG_MAPS, pod.config_map, pod.key.namespace)
-        except KubernetesError:
-            present = None
-        if not await write_share(self._client, pod, placement, present):
+        if not await write_share(self._client, pod, placement, self._controller.config_map(pod)):
             return f"ConfigMap {pod.config_map!r} is somebody else's; name another in {CONFIG_MAP}"
         written = msgspec.json.encode(placement).decode()
         version = raw["metadata"]["resourceVersion"]
         change = {"metadata": {"resourceVersion": version, "annotations": {PLACEMENT: written}}}
         await self._client.patch(PODS, pod.key, change)
         self._controller.given(pod, placement)
-        logger.info("%s gets %s of %s on %s", pod.key, show_share(placement.share), placement.visible, node)
+        self._until.pop(pod.uid, None)
+        logger.info("%s gets %s of %s on %s", pod.key, show_share(placement.share), placement.visible, placement.node)
         return ""
-
-    def _decide(self, pod: SharePod, node: str) -> SharePlacement | str:
-        holding = self._controller.holding(self._controller.pods())
-        kept = holding.pop(pod.uid, pod.placement)
-        if kept is not None and kept.node == node:
-            return kept  # a former attempt was cut short
-        decision = self._controller.placer.place_on(pod, node, self._controller.nodes(), holding.values())
-        match decision:
-            case Placed(_, placement):
-                return placement
-            case NoRoom(_, reason):
-                return reason
-            case Recut(_, _, device, _):
-                return f"{device} on {node} is not cut into the instances that it needs"
 
     # The edge
 

@@ -110,35 +110,9 @@ class Placer:
                 devices[index] = device
         return decisions
 
-    def place_on(
-        self, pod: SharePod, node: str, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]
-    ) -> Decision:
-        """Decide for one pod that is to run on a node."""
-        return self._decide_one(pod, self.devices([each for each in nodes if each.name == node], holding))[0]
-
-    def scores(
-        self, pod: SharePod, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]
-    ) -> tuple[dict[str, float], str]:
-        """Return the nodes that have the share that a pod asks for, with scores from 0 to 1, the best node's; and what
-        is short of it on the others, or on all."""
-        devices = self.devices(nodes, holding)
-        instance, problem = self._asked(pod)
-        if problem is None:
-            return {}, f"no profile of model {pod.model!r}"
-        found: dict[str, Choice] = {}
-        for node in dict.fromkeys(device.node.name for device in devices):
-            slots = [device.slots for device in devices if device.node.name == node]
-            choice = self._rule(problem, slots, instance, self._memo)
-            if choice is not None:
-                found[node] = choice
-        if not found:
-            return {}, self._reason(pod, devices, problem, instance)
-        best = self._rule(problem, [device.slots for device in devices], instance, self._memo)
-        most = max(choice.score for choice in found.values())
-        scores = {node: 0.9 * choice.score / most if most > 0 else 0.0 for node, choice in found.items()}
-        if best is not None:
-            scores[devices[best.device].node.name] = 1.0
-        return scores, self._reason(pod, devices, problem, instance)
+    def place(self, pod: SharePod, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]) -> Decision:
+        """Decide for one pod that is to run on one of these nodes."""
+        return self._decide_one(pod, self.devices(nodes, holding))[0]
 
     def devices(self, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]) -> list[ClusterDevice]:
         """Return all devices of known kinds with what is placed on each."""

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.pods.controller import ShareController
-from cotenant.k8s.pods.extender import SchedulerExtender
+from cotenant.k8s.pods.extender import OFFER_SECONDS, SchedulerExtender
 from cotenant.k8s.pods.objects import config_map_for, variables
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.request import SharePod, read_pod
@@ -113,8 +113,33 @@ def test_filter_answers_with_the_nodes_that_it_was_sent() -> None:
         items = [*api.objects("nodes"), {"metadata": {"name": "n3"}}]
         async with extending(client) as (scheduler, _):
             answer = await scheduler.ask("filter", {"pod": pod, "nodes": {"items": items}})
-            assert [each["metadata"]["name"] for each in answer["Nodes"]["items"]] == ["n1", "n2"]
-            assert set(answer["FailedNodes"]) == {"n3"}
+            [chosen] = [each["metadata"]["name"] for each in answer["Nodes"]["items"]]
+            assert chosen in ("n1", "n2") and answer["NodeNames"] == [chosen]
+            others = {"n1", "n2", "n3"} - {chosen}
+            assert answer["FailedNodes"] == dict.fromkeys(others, f"its share is on {chosen}")
+
+    play(scenario)
+
+
+def test_share_is_the_pods_from_the_filter_on_until_the_offer_ends() -> None:
+    """Schedulers filter for the next pods before they have bound the last."""
+
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("nodes", node_object("n1", device("GPU-0")))
+        one, other = (api.put("pods", pod_object(name, gated=False)) for name in "ab")
+        now = 0.0
+        controller = ShareController(client, Placer(catalogue(), choose_rule("max")))
+        extender = SchedulerExtender(client, controller, lambda: now)
+        task = asyncio.create_task(controller.run())
+        await eventually(lambda: controller.leads and controller.nodes())
+        for _ in range(2):
+            assert extender.filter({"Pod": one, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
+            assert extender.filter({"Pod": other, "NodeNames": ["n1"]})["NodeNames"] == []
+        now = OFFER_SECONDS + 1
+        assert extender.filter({"Pod": other, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
+        assert extender.filter({"Pod": one, "NodeNames": ["n1"]})["NodeNames"] == []
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     play(scenario)
 
