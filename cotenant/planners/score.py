@@ -144,17 +144,25 @@ def _mig_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
 def _mps_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> list[Binding]:
     """Return the binding of a workload on the smallest share that is expected to meet its objective."""
     kind = device.kind
-    shares = [max((cut for cut in kind.cuts if cut <= WHOLE // parts), default=kind.cuts[0]) for parts in MPS_PARTS]
     busy = sum(cut.share / WHOLE * sum(busy_parts(problem, kind, cut).values()) for cut in device.cuts)
     objective = instance.rate * (1 - ROUNDING_TOLERANCE)
-    for share in dict.fromkeys(shares):
-        if share > device.free or sustained_rate(problem, instance.model, kind, share) < objective:
-            continue
+    for share in mps_shares(problem, kind, instance):
+        if share > device.free:
+            break
         after = [*device.cuts, PartitionDraft(share, {instance.model: instance.rate})]
         pods = _pods(problem, kind, after, range(len(after)))
         if pods[-1].expected >= objective and fits(problem, DeviceDraft(kind, after)):
             return [Binding(after, partition_score(pods, busy))]
     return []
+
+
+def mps_shares(problem: Problem, kind: Kind, instance: Instance) -> list[int]:
+    """Return the shares (‰) that MPS would limit a workload to on which it reaches its objective alone, ascending."""
+    shares = [max((cut for cut in kind.cuts if cut <= WHOLE // parts), default=kind.cuts[0]) for parts in MPS_PARTS]
+    objective = instance.rate * (1 - ROUNDING_TOLERANCE)
+    return [
+        share for share in dict.fromkeys(shares) if sustained_rate(problem, instance.model, kind, share) >= objective
+    ]
 
 
 def _equal_cuts(problem: Problem, kind: Kind, share: int) -> list[PartitionDraft]:

@@ -15,6 +15,7 @@ from functools import partial
 
 import msgspec
 
+from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.k8s.pods.residual import by_planner
@@ -25,7 +26,7 @@ from cotenant.planners.cluster import fits, smallest_chunk
 from cotenant.planners.colocate import rank_by_prediction
 from cotenant.planners.hetsev import InstanceType, instance_type
 from cotenant.planners.kind_by_kind import Instance, sustained_rate
-from cotenant.planners.score import Binding, busy_parts, node_binding
+from cotenant.planners.score import Binding, busy_parts, mps_shares, node_binding
 from cotenant.predictors import Load
 
 MAX_COMPARED = 8  # devices, unlike each other, that can take a pod
@@ -73,8 +74,11 @@ def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
     the first that cannot be better, or once `MAX_COMPARED` that are unlike each other could take the pod: as schedulers
     of clusters do, it does not look at all of a large one.
     """
+    room = {kind.name: _least_room(problem, kind, instance) for kind in problem.fleet}
     bounds = sorted(
-        ((-_most_idle(problem, device, memo), index) for index, device in enumerate(devices) if device.open)
+        (-_most_idle(problem, device, memo), index)
+        for index, device in enumerate(devices)
+        if device.open and device.draft.free >= room[device.draft.kind.name]
     )
     best: Choice | None = None
     able: set[_State] = set()
@@ -92,6 +96,13 @@ def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
         if best is None or binding.score > best.score or (binding.score == best.score and index < best.device):
             best = Choice(index, binding.cuts, _changed(device.draft.cuts, binding.cuts), binding.score)
     return best
+
+
+def _least_room(problem: Problem, kind: Kind, instance: Instance) -> float:
+    """Return the share (‰) that a device of a kind has to have left for an instance; that of MIG says nothing of it."""
+    if kind.geometry is not None:
+        return -math.inf
+    return min(mps_shares(problem, kind, instance), default=math.inf)
 
 
 def _most_idle(problem: Problem, device: DeviceSlots, memo: Memo) -> float:
