@@ -78,7 +78,7 @@ def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
     bounds = sorted(
         (-_most_idle(problem, device, memo), index)
         for index, device in enumerate(devices)
-        if device.open and device.draft.free >= room[device.draft.kind.name]
+        if device.open and device.free >= room[device.draft.kind.name]
     )
     best: Choice | None = None
     able: set[_State] = set()

@@ -25,6 +25,11 @@ class DeviceSlots(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         kind = self.draft.kind
         return (kind.name, kind.memory, self.fixed, *((cut.share, *cut.rates.items()) for cut in cuts))
 
+    @cached_property
+    def free(self) -> int:
+        """The share that is left, in ‰."""
+        return self.draft.free
+
     @property
     def used(self) -> bool:
         """Whether a pod is there."""

@@ -1,0 +1,49 @@
+"""Commands for clusters say what is wrong with what they are given, before they ask anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["endpoint-picker", "cotenant"], "'cotenant' is no replica; write HOST:PORT, such as cotenant:8000"),
+        (["endpoint-picker", "cotenant:0"], "'cotenant:0' is no replica; write HOST:PORT"),
+        (["endpoint-picker", "ftp://cotenant:1"], "replicas are HOST:PORT, or all of them https://HOST:PORT"),
+        (["endpoint-picker", "https://a:1", "b:2"], "replicas are HOST:PORT, or all of them https://HOST:PORT"),
+        (["endpoint-picker", "a:1", "--certificate=x.pem"], "--certificate and --key go together"),
+        (["recommender", "--key=x.pem"], "--certificate and --key go together"),
+        (["recommender"], "nothing to recommend by: name a file with --profiles, or a --state that has some"),
+        (["recommender", "--state=file:x"], "'file:x' is no place; write configmap:NAME or redis://HOST:PORT/0"),
+        (["recommender", "--profiles=none.csv"], "none.csv"),
+        (["device-exporter", "--recut", "--no-kubernetes"], "--recut needs Kubernetes, where it is said into what"),
+        (["share-controller", "none.toml"], "none.toml"),
+        (["share-controller", "problem.toml", "--lease=Mine"], "'Mine' is no name; take lower-case letters"),
+    ],
+)
+def test_what_is_wrong_is_said(program: Program, arguments: list[str], said: str) -> None:
+    answer = program(*arguments)
+    assert answer.code == 1 and said in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--planner=best"], "unknown planner 'best'; there are score, hetsev, min"),
+        (["--extender=8888"], "'8888' is no address; write HOST:PORT, such as 0.0.0.0:8888"),
+    ],
+)
+def test_share_controller_says_what_is_wrong_with_its_options(
+    program: Program, folder: Path, options: list[str], said: str
+) -> None:
+    (folder / "profiles.csv").write_text("model,kind,share_pct,batch,latency_ms,memory_mib\nm,gpu,100,1,5,100\n")
+    (folder / "problem.toml").write_text(
+        'profiles = ["profiles.csv"]\n[[models]]\nname = "m"\nslo = "50ms"\nrate = 1\n[[devices]]\nkind = "gpu"\n'
+    )
+    answer = program("share-controller", "problem.toml", *options)
+    assert answer.code == 1 and said in " ".join(answer.err.split())
