@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.elector import Elector
@@ -16,6 +18,7 @@ from cotenant.k8s.pods.objects import CONDITION, config_map_for, read_held, vari
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.request import CONFIG_MAP, GATE, PLACEMENT, SharePod, read_placement, read_pod
 from cotenant.k8s.pods.rules import choose_rule
+from cotenant.planners.cluster import fits
 from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
 from tests.k8s.play import play
@@ -299,3 +302,47 @@ def test_gates_of_others_stay() -> None:
             assert pods(api)["p"]["spec"]["schedulingGates"] == [{"name": "other/gate"}]
 
     play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_fails_each_pod_gets_one_share_and_no_device_is_given_twice(seed: int) -> None:
+    """Writes are refused at random, watches break, controllers are killed, pods come and go."""
+    rng = np.random.default_rng(seed)
+
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        expected: set[str] = set()
+        for number in range(12):
+            async with controlling(client, "score" if number % 2 else "hetsev"):
+                for _ in range(2):
+                    name = f"p{number}-{len(expected)}"
+                    api.put("pods", pod_object(name, str(rng.choice(["tiny", "mid"])), "300ms", "5"))
+                    expected.add(name)
+                fault = rng.choice(["PATCH", "POST", "PUT", "GET", "none"])
+                with api.failing(int(rng.choice([409, 500])), str(fault)):
+                    await asyncio.sleep(float(rng.uniform(0, 0.1)))
+                if rng.random() < 0.3:
+                    api.break_watches()
+                if expected and rng.random() < 0.3:
+                    gone = sorted(expected)[int(rng.integers(len(expected)))]
+                    expected.remove(gone)
+                    api.remove("pods", gone, "default")
+                await asyncio.sleep(float(rng.uniform(0, 0.1)))
+        machine = Placer(catalogue(), choose_rule("score"))
+        async with controlling(client) as controller:
+
+            def settled() -> bool:
+                found = pods(api)
+                told = [name for name in expected if "NoRoom" in message(found[name]) and not is_open(found[name])]
+                return whole(api, *(expected - set(told)))
+
+            await eventually(settled, 30)
+            nodes = controller.nodes()
+        placed = [placement_of(each) for each in pods(api).values() if placement_of(each) is not None]
+        assert len(placed) >= 5
+        for each in machine.devices(nodes, placed):
+            assert fits(machine._catalogue.problem(), each.slots.draft)
+            numbers = [share.slot for share in placed if share.device == each.report.uuid]
+            assert len(numbers) == len(set(numbers))
+
+    play(scenario, 120)
