@@ -36,15 +36,16 @@ _State = tuple[object, ...]
 
 class Memo(msgspec.Struct):
     """Remember what was found of devices that are alike, from one decision to the next. bindings, colocated: of an
-    instance; idle: the part of a device's partitions that is, at most, times 100."""
+    instance; idle: the part of a device's partitions that is, at most, times 100; chunks: see `_chunked`."""
 
     bindings: dict[tuple[Instance, _State], Binding | None] = {}
     idle: dict[_State, float] = {}
     colocated: dict[tuple[Instance, _State], Choice | None] = {}
+    chunks: dict[_State, list[PartitionDraft]] = {}
 
     def limit(self, entries: int) -> None:
         """Forget all where there are more entries."""
-        if max(len(self.bindings), len(self.idle), len(self.colocated)) > entries:
+        if max(map(len, (self.bindings, self.idle, self.colocated, self.chunks))) > entries:
             self.clear()
 
     def clear(self) -> None:
@@ -52,6 +53,7 @@ class Memo(msgspec.Struct):
         self.bindings.clear()
         self.idle.clear()
         self.colocated.clear()
+        self.chunks.clear()
 
 
 Rule = Callable[[Problem, Sequence[DeviceSlots], Instance, Memo], Choice | None]
@@ -166,7 +168,9 @@ def by_turns(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
     """
     chunks: list[tuple[int, list[PartitionDraft], int]] = []
     for index, device in enumerate(devices):
-        cuts = _chunked(problem, device)
+        cuts = memo.chunks.get(device.state)
+        if cuts is None:
+            cuts = memo.chunks[device.state] = _chunked(problem, device)
         chunks += [(index, cuts, slot) for slot in range(len(cuts))]
     turn = sum(device.pods for device in devices)
     for step in range(len(chunks)):
