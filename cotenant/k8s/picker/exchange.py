@@ -62,6 +62,11 @@ class Exchange:
         self._body = bytearray()
         self.done = False
 
+    @property
+    def held(self) -> int:
+        """The bytes of the body that are held until the model is known."""
+        return len(self._body)
+
     def handle(self, wire: bytes) -> list[bytes]:
         """Take a message; return those that answer it. Raises BrokenMessageError."""
         try:

@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._abandoned: dict[int, None] = {}
         self._block: bytearray | None = None  # of headers that go on in the next frame
         self._block_stream = self._block_flags = 0
-        self._misuse = Misuse()
+        self._misuse = Misuse(shared.rapid_resets)
         self._quiet = 0  # seconds without progress
 
     # The transport calls these.

@@ -11,6 +11,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.grpc.call import Method
 from cotenant.live.grpc.connection import Connection
+from cotenant.live.grpc.misuse import MAX_RAPID
 from cotenant.live.grpc.shared import Shared
 from cotenant.live.limits import MAX_BODY, Limits, MemoryBudget, grpc_limits
 
@@ -20,7 +21,7 @@ Services = Mapping[str, Mapping[str, Method]]  # by name of the service, methods
 class GrpcListener:
     """Serve services over gRPC. message_size: of the largest request, in bytes. limits: of connections and memory.
     memory: what messages are counted in; a budget of its own where none is given. access: who may do what. tls: None to
-    serve in the clear. log_access: write a line of the log for each call."""
+    serve in the clear. log_access: write a line of the log for each call. rapid_resets: see `Misuse`."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class GrpcListener:
         access: Access | None = None,
         tls: ssl.SSLContext | None = None,
         log_access: bool = False,
+        rapid_resets: int = MAX_RAPID,
     ) -> None:
         methods = {
             f"/{service}/{name}".encode(): method
@@ -39,7 +41,13 @@ class GrpcListener:
             for name, method in methods.items()
         }
         self._shared = Shared(
-            methods, access or Access(), message_size, limits or grpc_limits(), memory, log_access=log_access
+            methods,
+            access or Access(),
+            message_size,
+            limits or grpc_limits(),
+            memory,
+            log_access=log_access,
+            rapid_resets=rapid_resets,
         )
         self._tls = tls
         self._server: asyncio.Server | None = None

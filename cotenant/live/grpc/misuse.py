@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from cotenant.live.grpc.call import Call
 
 RAPID = 0.01  # seconds: a call that its caller resets sooner was hardly meant
-MAX_RAPID = 1 << 10  # such resets within a second
+MAX_RAPID = 1 << 10  # such resets within a second, from whoever may call
 MAX_SETTINGS = 100  # frames within a second, each of which may go through all calls
 
 
 class Misuse:
     """Count, second by second, what one connection does.
 
-    moved: bytes of messages that came or went within this second.
+    moved: bytes of messages that came or went within this second. rapid: calls reset at once that it may have within
+    one.
     """
 
-    __slots__ = ("_resets", "_settings", "_stalled", "moved")
+    __slots__ = ("_rapid", "_resets", "_settings", "_stalled", "moved")
 
-    def __init__(self) -> None:
+    def __init__(self, rapid: int = MAX_RAPID) -> None:
         self.moved = 0
+        self._rapid = rapid
         self._resets = self._settings = self._stalled = 0
 
     def count_reset(self, age: float = 0.0) -> None:
@@ -32,7 +34,7 @@ class Misuse:
         ConnectionFault: calls that are reset take no room among those at once (CVE-2023-44487, CVE-2025-8671)."""
         if age < RAPID:
             self._resets += 1
-            if self._resets > MAX_RAPID:
+            if self._resets > self._rapid:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "calls that are reset at once")
 
     def count_settings(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cotenant.live.access import Access, Permission
+from cotenant.live.grpc.misuse import MAX_RAPID
 from cotenant.live.limits import Limits, MemoryBudget
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ class Shared:
     """Hold what all connections need.
 
     log_access: write a line of the access log for each call. methods: by path. free: permissions that everybody has.
-    message_size: of the largest message, in bytes. memory: what messages take that are not complete, or not taken.
+    rapid_resets: see `Misuse`. message_size: of the largest message, in bytes. memory: what messages take that are not
+    complete, or not taken.
     empty: set once a draining server has no connection left.
     """
 
@@ -31,6 +33,7 @@ class Shared:
         memory: MemoryBudget | None = None,
         *,
         log_access: bool = False,
+        rapid_resets: int = MAX_RAPID,
     ) -> None:
         self.methods = methods
         self.access = access
@@ -39,6 +42,7 @@ class Shared:
         self.limits = limits
         self.memory = MemoryBudget(limits.memory) if memory is None else memory
         self.log_access = log_access
+        self.rapid_resets = rapid_resets
         self.open: set[Connection] = set()
         self.draining = False
         self.empty = asyncio.Event()

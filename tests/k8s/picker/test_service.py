@@ -17,11 +17,13 @@ import uvloop
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cotenant.k8s.picker import service
 from cotenant.k8s.picker.metrics import PickerMetrics
 from cotenant.k8s.picker.picker import EndpointPicker
 from cotenant.k8s.picker.poller import ReplicaPoller
 from cotenant.k8s.picker.service import PickerService
 from cotenant.live.access import Access, Role
+from cotenant.live.grpc.misuse import MAX_RAPID, Misuse
 from cotenant.live.http import HttpServer
 from cotenant.protocol.ext_proc import SERVICE
 from tests.k8s.picker import envoy
@@ -276,3 +278,40 @@ def test_poller_finds_a_replica_that_comes_later_and_says_that_a_name_has_no_add
 
     run(main())
     assert caplog.text.count("no address of no-such-name.invalid") == 1
+
+
+def test_bodies_that_are_held_count_as_memory_and_those_beyond_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MEMORY", 3 << 20)
+
+    async def main() -> None:
+        picker = EndpointPicker()
+        picker.observe("a:1", VirtualServer({"m": 1.0}).state(0.0), time.monotonic(), time.monotonic())
+        async with (
+            serving(picker) as running,
+            grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+        ):
+            stub = external_processor_pb2_grpc.ExternalProcessorStub(channel)
+            calls = [stub.Process(timeout=PATIENCE) for _ in range(3)]
+            memory = running.listener._shared.memory
+            for call in calls[:2]:
+                await call.write(envoy.headers("/v1/completions", Mode.FULL_DUPLEX_STREAMED))
+                await call.write(envoy.body(b" " * (1 << 20)))
+            await until(lambda: memory.used >= 2 << 20)
+            await calls[2].write(envoy.headers("/v1/completions", Mode.FULL_DUPLEX_STREAMED))
+            await calls[2].write(envoy.body(b" " * (2 << 20)))
+            assert await calls[2].code() is grpc.StatusCode.UNAVAILABLE
+            await calls[0].write(envoy.body(b'{"model": "m"}', last=True))
+            assert envoy.destination(await calls[0].read()) == "a:1"
+            for call in calls[:2]:
+                call.cancel()
+            await until(lambda: memory.used == 0)
+
+    run(main())
+
+
+def test_gateway_that_resets_each_call_keeps_its_connection() -> None:
+    """As Envoy does, once it needs no more of a call."""
+    listener = Running(EndpointPicker()).listener
+    misuse = Misuse(listener._shared.rapid_resets)
+    for _ in range(100 * MAX_RAPID):
+        misuse.count_reset(0.001)
