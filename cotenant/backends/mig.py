@@ -272,8 +272,7 @@ def cut_gpu(uuid: str, shares: Sequence[int]) -> None:
         offered = _offered(nvml, handle)
         for share in sorted(shares, reverse=True):
             info = offered.get(share)
-            whole = None if info is None else _placed(nvml, handle, info)
-            if whole is None:
+            if info is None or (whole := _placed(nvml, handle, info)) is None:
                 have = ", ".join(show_share(each) for each in offered)
                 raise DeviceError(f"{uuid}: no room for a MIG instance of {show_share(share)}; there are {have}")
             _with_compute(nvml, whole, info.sliceCount)

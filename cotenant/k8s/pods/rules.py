@@ -45,7 +45,7 @@ class Memo(msgspec.Struct):
 
     def limit(self, entries: int) -> None:
         """Forget all where there are more entries."""
-        if max(map(len, (self.bindings, self.idle, self.colocated, self.chunks))) > entries:
+        if max(len(self.bindings), len(self.idle), len(self.colocated), len(self.chunks)) > entries:
             self.clear()
 
     def clear(self) -> None:

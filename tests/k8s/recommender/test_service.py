@@ -128,7 +128,7 @@ def test_wrong_questions_are_invalid_arguments() -> None:
             )
             odd = recommender.Sample(victim=message(load("a")), alone_ms=1, together_ms=2)
             assert "INVALID_ARGUMENT" in await call.fails("Observe", samples=[odd])
-            raw = call.channel.unary_unary(f"/{SERVICE}/Isolated")
+            raw: Any = call.channel.unary_unary(f"/{SERVICE}/Isolated")
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await raw(b"\xff\xff", timeout=20)
             assert failed.value.code() is grpc.StatusCode.INTERNAL
