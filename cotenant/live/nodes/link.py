@@ -39,13 +39,14 @@ _PREFIX = struct.Struct("<4sIQ")
 _BUFFER = 1 << 16
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _identity(kind: type[Any], value: Any) -> Any:
+def _read_identity(kind: type[Any], value: Any) -> Any:
     """Read an identity: the same few are in every frame, and to read one takes longer than all the rest of it."""
     if not isinstance(value, str) or len(value) > MAX_IDENTITY:
         raise NodeError("an identity is longer than any name")
     return decode_identity(kind, value)
 
+
+_identity = cast(Callable[[type[Any], Any], Any], functools.lru_cache(maxsize=1 << 12)(_read_identity))
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=str)
 _from_node = msgspec.msgpack.Decoder(FromNode, dec_hook=_identity)
