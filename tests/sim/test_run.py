@@ -133,8 +133,9 @@ def test_simulate_batches_on_a_node_take_the_network_more() -> None:
 def test_simulate_cut_node_costs_what_it_holds_until_it_is_noticed() -> None:
     problem, plan = on_nodes("node-a", "node-b")
 
-    def lost(**cut: float) -> int:
-        report = simulate(problem, plan, seconds=10, failures=[Failure(nodes=("node-a",), time=4.0, **cut)])
+    def lost(noticed: float, back: float = math.inf) -> int:
+        cut = Failure(nodes=("node-a",), time=4.0, noticed=noticed, back=back)
+        report = simulate(problem, plan, seconds=10, failures=[cut])
         assert sum(sum(each.outcomes.values()) for each in report.models) == whole
         return sum(each.outcomes["rejected"] + each.outcomes["expired"] for each in report.models)
 

@@ -127,7 +127,9 @@ class FrontEnd:
             self.nodes.add(name, f"{name}:{PORT}")
         await self.nodes.heard(PATIENCE)
         schedule, problem = self.schedule, PROBLEMS[self.schedule.in_place]
-        self.deployment = Deployment(offered=self._offered, problem=problem, plan=Plan(planner="hand", devices=()))
+        self.deployment = Deployment(
+            offered=dict(self._offered), problem=problem, plan=Plan(planner="hand", devices=())
+        )
         state = ServingState(self.deployment)
         observer = ServingObserver(state, lambda lane: self.driver.busy_since(lane))
         dispatcher = self.dispatcher = self.make_dispatcher()
@@ -140,7 +142,7 @@ class FrontEnd:
             rounding=1e-6,
             together=TOGETHER,
         )
-        self.orchestrator = CheckedOrchestrator(self, schedule.memory)
+        self.orchestrator = CheckedOrchestrator(self, schedule.memory)  # type: ignore[arg-type]
         self.rollouts = RolloutDriver(
             self.orchestrator,
             state,

@@ -58,10 +58,14 @@ class Host:
     def freeze(self, seconds: float) -> None:
         """Sleep for so long, or for as long as it sleeps already."""
         self._until = max(self._until, self.loop.now + seconds)
-        self.loop.call_at(self._until, lambda: self.loop.now < self._until or self.wake())
+        self.loop.call_at(self._until, self._wake_in_time)
         if not self.frozen:
             self.frozen, self._since = True, self.loop.now
             self.loop.asleep += 1
+
+    def _wake_in_time(self) -> None:
+        if self.loop.now >= self._until:
+            self.wake()
 
     def wake(self) -> None:
         if self.frozen:
@@ -97,13 +101,15 @@ class _Ready(deque[asyncio.Handle]):
 class HostLoop(VirtualLoop):
     """enter: called whenever another machine's code is about to run; None: nobody's."""
 
+    _selector: Any  # asyncio's own
+
     def __init__(self) -> None:
         super().__init__()
         self.entered: Host | None = None
         self.asleep = 0  # machines
         self.on_entered: Callable[[Host], None] = lambda host: None
         self._ready = _Ready(self)
-        self._own_select = self._selector.select
+        self._own_select: Callable[[float | None], list[tuple[selectors.SelectorKey, int]]] = self._selector.select
         self._selector.select = self._select
 
     def enter(self, host: Host | None) -> None:
@@ -140,5 +146,5 @@ class HostLoop(VirtualLoop):
 
 
 def _host_of(handle: asyncio.Handle) -> Host | None:
-    context: contextvars.Context = handle._context
+    context: contextvars.Context = handle._context  # type: ignore[attr-defined]
     return context.get(HERE)

@@ -257,7 +257,7 @@ class End(asyncio.Transport):
                 self._lose(None)
                 return
             while piece and not self._lost:
-                buffer = self.protocol.get_buffer(-1)
+                buffer = cast(memoryview, self.protocol.get_buffer(-1))
                 size = min(len(buffer), len(piece))
                 if size == 0:
                     raise RuntimeError("get_buffer() gave an empty buffer")

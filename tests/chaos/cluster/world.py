@@ -104,7 +104,8 @@ class Run:
 
     def enter(self, host: Host) -> None:
         """What a program has as constants is its own on each machine."""
-        session_module.PROTOCOL = node_module.PROTOCOL = host.protocol  # type: ignore[assignment]
+        for module in (session_module, node_module):
+            module.__dict__["PROTOCOL"] = host.protocol
         node_module.FRONT_END = host.front_end
 
     def start_node(self, name: str, protocol: int = PROTOCOL) -> None:
@@ -408,7 +409,7 @@ class Run:
         for task in asyncio.all_tasks(self.loop):  # their machines are dead, and they have no time to end in good order
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):
-                task.get_coro().close()  # type: ignore[union-attr]
+                task.get_coro().close()
         self.loop.close()
 
 
