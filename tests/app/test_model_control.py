@@ -234,7 +234,9 @@ def test_models_to_begin_with_need_the_explicit_mode(folder: Path, served: Path,
     with pytest.raises(ConfigError, match=r'^load_models: with model_control_mode = "poll" all models'):
         cotenant.serve("serve.toml").__enter__()
     settings(folder, 'model_control_mode = "often"')
-    with pytest.raises(ConfigError, match="model_control_mode: 'often' is not known; take 'explicit' or 'kubernetes' or 'none'"):
+    with pytest.raises(
+        ConfigError, match="model_control_mode: 'often' is not known; take 'explicit' or 'kubernetes' or 'none'"
+    ):
         cotenant.serve("serve.toml").__enter__()
     settings(folder, "")
     said = program.refuses("serve", "serve.toml", "--model-control-mode", "none", "--load-model", "lookup")
