@@ -40,7 +40,7 @@ FLEET_SHARE = 0.5  # of the time left that one fleet may take
 NEXT_SLACK = (
     0.7  # where between the most slack that failed and the least that sufficed: success is quicker than failure
 )
-MAX_DIVE_SHARE = 0.3  # of the time left, which a second start may take
+MAX_DIVE_SHARE = 0.6  # of the time left, which a second start may take
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
 SECONDS_PER_FLEET = 5e-3  # of work, to choose one
 SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes

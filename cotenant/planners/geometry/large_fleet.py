@@ -107,9 +107,9 @@ def _covers(
     if len(singles) <= MAX_INTEGER_COLUMNS:
         # One model on each partition: a small program, whose plans are often hard to beat.
         starts.append(
-            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.3), demand)
+            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.5), demand)
         )
-    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.2), demand))
+    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 
