@@ -44,8 +44,10 @@ if ! [ -d "$tree" ]; then
 		list=/etc/apt/sources.list.d/cotenant-kube.list
 		trap 'rm -f $list' EXIT
 		codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
+		archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' "Codename: $codename" 'Component: main' |
+			head -n 1)
 		signed=$(ls /usr/share/keyrings/debian-archive-keyring.* | head -n 1)
-		echo "deb-src [signed-by=$signed] http://deb.debian.org/debian $codename main" >$list
+		echo "deb-src [signed-by=$signed] $archive $codename main" >$list
 		apt-get update -qq
 		apt-get source -qq --download-only kubernetes
 	fi
