@@ -168,9 +168,9 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
         resize(lanes)
         spent[0] = time.thread_time() - begun
 
-    def timed_switch(command: Switch) -> None:
+    def timed_switch(switch: Switch) -> None:
         begun = time.thread_time()
-        switch_over(command)
+        switch_over(switch)
         processor.append((spent[0] + time.thread_time() - begun) * 1e3)
         spent[0] = 0.0
 

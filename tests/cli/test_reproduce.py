@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -140,7 +141,7 @@ def test_paper_is_made_whole_and_what_fails_is_said_at_the_end(
     def draws(rows: list[Made], path: Path) -> None:
         path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
 
-    modules = {
+    modules: dict[str, Any] = {
         "p/fig1": SimpleNamespace(TITLE="one", run=lambda options: [Made("first", 1.5, 1, True)], plot=draws),
         "p/fig2": SimpleNamespace(TITLE="two", run=fails, plot=draws),
         "p/fig3": SimpleNamespace(TITLE="three", run=lambda options: [Made("third", 3.5, 3, True)], plot=draws),

@@ -27,7 +27,8 @@ def scaled(path: Path, factor: float, width: int = WIDTH) -> WorkerModel:
     """y = factor * x."""
     weights = numpy_helper.from_array(factor * np.eye(width, dtype=np.float32), "weights")
     node = helper.make_node("MatMul", ["x", "weights"], ["y"])
-    rows = (TensorProto.FLOAT, ["n", width])
+    shape: list[int | str] = ["n", width]
+    rows = (int(TensorProto.FLOAT), shape)
     save(path, [node], {"x": rows}, {"y": rows}, [weights])
     return worker_model("scaled", path, 4, "FP32", (-1, width))
 
