@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,6 +13,7 @@ from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.running_server import RunningServer
 from cotenant.backends import Backend
 from cotenant.config import Settings
+from cotenant.k8s.background import beside
 from cotenant.k8s.client import connected
 from cotenant.k8s.controller import Controller, check_base
 
@@ -58,22 +57,6 @@ async def on_kubernetes(
                 on_reload=reloaded,
                 discovery=controller.discover,
             ) as server,
-            _beside(controller.run(server)),
+            beside(controller.run(server)),
         ):
             yield server
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do work beside the block, until that ends. Where the work fails, the block is cancelled and raises its error."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(work)
-            try:
-                yield
-            finally:
-                task.cancel()
-    except BaseExceptionGroup as failures:
-        if len(failures.exceptions) > 1:
-            raise
-        raise failures.exceptions[0] from None

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from cotenant.errors import DeviceError, KubernetesError
+from cotenant.k8s.background import beside
 from cotenant.k8s.client import CONFLICT, ApiClient
 from cotenant.k8s.dra.devices import NodeDevice
 from cotenant.k8s.dra.resource_slice import keeps_shares, pool_generation, selector, slice_change
@@ -67,8 +68,7 @@ class SlicePublisher:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        following = asyncio.create_task(self._slices.run())
-        try:
+        async with beside(self._slices.run()):
             await self._slices.synced()
             while True:
                 self._changed.clear()
@@ -79,9 +79,6 @@ class SlicePublisher:
                         await self._changed.wait()
                 except TimeoutError:
                     pass
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
 
     async def _publish(self) -> bool:
         """Write what differs; return whether nothing is left to write."""
