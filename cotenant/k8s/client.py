@@ -129,10 +129,13 @@ class ApiClient:
         path = resource.path(self._space(resource, key.namespace or None), key.name, subresource)
         return await self._call("POST", path, body=body)
 
-    async def delete(self, resource: Resource, key: ObjectKey) -> None:
-        """Delete an object; harmless where there is none."""
+    async def delete(self, resource: Resource, key: ObjectKey, uid: str = "") -> None:
+        """Delete an object; harmless where there is none. uid: of the one that is meant; "": any of that name. Raises
+        KubernetesError, of status 409 where another one has its name."""
+        path = resource.path(self._space(resource, key.namespace or None), key.name)
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}} if uid else None
         try:
-            await self._call("DELETE", resource.path(self._space(resource, key.namespace or None), key.name))
+            await self._call("DELETE", path, body=body)
         except KubernetesError as error:
             if error.status != NOT_FOUND:
                 raise

@@ -238,6 +238,11 @@ class ApiDouble:
                 patched["metadata"].pop("resourceVersion", None)
             return web.json_response(self._replace(collection, key, patched, subresource))
         if request.method == "DELETE":
+            uid = body.get("preconditions", {}).get("uid")
+            if uid not in (None, self._get(collection, key)["metadata"]["uid"]):
+                raise Refused(
+                    409, "Conflict", f'cannot be fulfilled on "{key[1]}": the UID in the precondition differs'
+                )
             return web.json_response(self._delete(collection, key))
         raise Refused(405, "MethodNotAllowed", request.method)
 

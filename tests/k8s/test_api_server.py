@@ -40,6 +40,19 @@ def test_objects_are_created_read_replaced_and_deleted(with_client: WithClient) 
     with_client(scenario)
 
 
+def test_delete_of_one_whose_name_is_anothers_now_is_a_conflict(with_client: WithClient) -> None:
+    async def scenario(client: ApiClient) -> None:
+        first = await client.create(CONFIG_MAPS, config_map("a"))
+        await client.delete(CONFIG_MAPS, key_of(first))
+        second = await client.create(CONFIG_MAPS, config_map("a"))
+        assert (await refusal(client.delete(CONFIG_MAPS, key_of(first), first["metadata"]["uid"]))).status == 409
+        assert (await client.get(CONFIG_MAPS, "a"))["metadata"]["uid"] == second["metadata"]["uid"]
+        await client.delete(CONFIG_MAPS, key_of(second), second["metadata"]["uid"])
+        assert (await refusal(client.get(CONFIG_MAPS, "a"))).status == 404
+
+    with_client(scenario)
+
+
 def test_write_over_a_version_that_is_old_is_a_conflict(with_client: WithClient) -> None:
     async def scenario(client: ApiClient) -> None:
         made = await client.create(CONFIG_MAPS, config_map("a", value="1"))

@@ -125,7 +125,8 @@ class Driver:
             if claim is not None:
                 self._write_specification(claim)
                 return claim
-            assert body is not None
+            if body is None:  # released for another claim of this call
+                raise ClaimError(f"claim {reference} is gone")
             claim = await self._decide(body, reference.uid)
             self._write_specification(claim)
             self._keep({**self._claims, claim.uid: claim})

@@ -17,9 +17,9 @@ from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError, DeviceError
 from cotenant.k8s.dra.devices import DRIVER, MEMORY, SHARE, device_name
 from cotenant.k8s.dra.placement_config import PlacementConfig, Sharing
+from cotenant.k8s.pods.request import FINISHED, PLACEMENT, SharePlacement, read_placement
 from cotenant.k8s.resource import KubeObject, ObjectKey, key_of
 
-PLACEMENT: Final = "cotenant.dev/placement"  # annotation of pods, which the controller of shares writes
 LABEL: Final = "cotenant.dev/share"  # of claims that are ours
 LABELS: Final = f"{LABEL}=true"
 ENTRY: Final = "cotenant"  # name of the claim within a pod
@@ -27,23 +27,7 @@ CLASS: Final = "cotenant.dev"  # the DeviceClass
 REQUEST: Final = "share"
 LONGEST_NAME: Final = 253
 
-_FINISHED: Final = frozenset(("Succeeded", "Failed"))
 _UUID = re.compile(r"[A-Za-z0-9-]{1,63}")  # as it becomes part of an expression
-
-
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """What the annotation of a pod says. device: UUID of the GPU. visible: UUID of what the pod sees: the GPU, or a MIG
-    instance of it. share: ‰. memory: bytes; 0: any. slo, rate: seconds and requests/s."""
-
-    node: str
-    device: str
-    visible: str
-    slot: int
-    share: int
-    memory: int = 0
-    model: str = ""
-    slo: float | None = None
-    rate: float | None = None
 
 
 class PlannedClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +35,7 @@ class PlannedClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     key: ObjectKey
     pod: KubeObject
-    placement: Placement
+    placement: SharePlacement
     accounts: bool
 
 
@@ -59,19 +43,23 @@ def read_planned(pod: KubeObject) -> PlannedClaim | None:
     """Return the claim that stands for a pod's share; None for a pod that has none, has ended, or names a claim of a
     template, whose specification is not the controller's. Raises ConfigError for a placement that cannot be read."""
     metadata = pod["metadata"]
-    text = (metadata.get("annotations") or {}).get(PLACEMENT)
-    if text is None or (pod.get("status") or {}).get("phase") in _FINISHED:
+    if (pod.get("status") or {}).get("phase") in FINISHED:
         return None
     key = key_of(pod)
     try:
-        placement = msgspec.json.decode(text, type=Placement)
+        placement = read_placement((metadata.get("annotations") or {}).get(PLACEMENT))
+    except ConfigError as error:
+        raise ConfigError(f"pod {key}: {error}") from None
+    if placement is None:
+        return None
+    try:
         for each in (placement.device, placement.visible):
             if not _UUID.fullmatch(each):
                 raise ConfigError(f"{each!r} is no UUID of a device")
         device_name(placement.device)
         if not 0 < placement.share <= WHOLE or placement.memory < 0:
             raise ConfigError(f"a share of {placement.share} ‰ with {placement.memory} bytes is none")
-    except (msgspec.DecodeError, ConfigError, DeviceError) as error:
+    except (ConfigError, DeviceError) as error:
         raise ConfigError(f"pod {key}: {PLACEMENT}: {error}; leave this annotation to the controller") from None
     named = next((each for each in (pod.get("spec") or {}).get("resourceClaims") or () if each["name"] == ENTRY), None)
     if named is None:
@@ -155,11 +143,11 @@ def is_foreign(claim: KubeObject) -> bool:
     return (claim["metadata"].get("labels") or {}).get(LABEL) != "true"
 
 
-def _capacity(placement: Placement) -> dict[str, str]:
+def _capacity(placement: SharePlacement) -> dict[str, str]:
     return {SHARE: str(placement.share), MEMORY: str(placement.memory)}
 
 
-def _opaque(placement: Placement) -> dict[str, Any]:
+def _opaque(placement: SharePlacement) -> dict[str, Any]:
     instance = placement.visible if placement.visible != placement.device else ""
     sharing: Sharing = "mig" if instance else "whole" if placement.share == WHOLE else "mps"
     config = PlacementConfig(

@@ -18,7 +18,7 @@ RATE: Final = "cotenant.dev/qps"
 CONFIG_MAP: Final = "cotenant.dev/config-map"
 PLACEMENT: Final = "cotenant.dev/placement"
 
-_FINISHED: Final = frozenset(("Succeeded", "Failed"))
+FINISHED: Final = frozenset(("Succeeded", "Failed"))  # phases in which a pod holds no share
 
 
 class SharePlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,7 +74,7 @@ def asks_for_share(pod: KubeObject) -> bool:
 
 def read_pod(pod: KubeObject) -> SharePod | BrokenPod | None:
     """Read a pod; None for one that asks for no share, or has ended and holds none."""
-    if not asks_for_share(pod) or pod.get("status", {}).get("phase") in _FINISHED:
+    if not asks_for_share(pod) or pod.get("status", {}).get("phase") in FINISHED:
         return None
     metadata, annotations = pod["metadata"], _annotations(pod)
     key, uid, version = key_of(pod), str(metadata.get("uid", "")), version_of(pod)

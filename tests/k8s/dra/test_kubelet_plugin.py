@@ -196,6 +196,20 @@ def test_share_of_a_claim_that_ended_unseen_is_free_again(folder: Path, end: str
     on_node(folder, scenario)
 
 
+def test_claim_that_is_gone_fails_alone_where_its_share_goes_to_another_of_the_same_call(folder: Path) -> None:
+    async def scenario(node: Node) -> None:
+        async with node.driver():
+            old = node.claim("old", result(gpu(0), "1000", "80Gi"))
+            await node.kubelet.prepare(old)
+            new = node.claim("new", result(gpu(0), "1000", "80Gi"))
+            node.api.remove("resourceclaims", "old", "default")
+            answers = await node.kubelet.prepare(new, old)
+            assert isinstance(answers["new"], list)
+            assert answers["old"] == "claim default/old is gone"
+
+    on_node(folder, scenario)
+
+
 def test_api_server_that_fails_costs_the_claim_alone(folder: Path) -> None:
     async def scenario(node: Node) -> None:
         async with node.driver():

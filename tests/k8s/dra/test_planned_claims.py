@@ -19,6 +19,8 @@ from cotenant.k8s.dra.container_edits import ContainerOptions
 from cotenant.k8s.dra.node_plugin import NodeOptions, node_plugin
 from cotenant.k8s.dra.planned_claims import claim_body, claim_status, is_foreign, is_stale, read_planned
 from cotenant.k8s.dra.preparation import prepare
+from cotenant.k8s.informer import Informer
+from cotenant.k8s.resource import ObjectKey, Resource
 from tests.k8s.api_double import ApiDouble
 from tests.k8s.dra.kubelet import Kubelet
 from tests.k8s.dra.published import check
@@ -267,6 +269,65 @@ def test_claim_of_somebody_else_is_left_alone_and_named(caplog: pytest.LogCaptur
             await eventually(lambda: "claim default/theirs is somebody else's; name another in the pod" in caplog.text)
             await eventually(lambda: "pod default/broken: cotenant.dev/placement" in caplog.text)
             assert claims_of(api)["theirs"] == before
+
+    play(scenario)
+
+
+def test_claim_of_somebody_else_is_asked_for_again_only_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("resourceclaims", claim("theirs"))
+        api.put("pods", pod("a", by="theirs"))
+        controller = ClaimController(client)
+        task = asyncio.create_task(controller.run())
+        await eventually(lambda: len(api.writes) == 1)
+        await eventually(
+            lambda: "GET /apis/resource.k8s.io/v1/namespaces/default/resourceclaims/theirs" in api.requests
+        )
+        for _ in range(3):
+            assert await controller.reconcile()
+        assert len(api.writes) == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        monkeypatch.setattr("cotenant.k8s.dra.claim_controller.AGAIN", 0.05)
+        async with controlling(client):
+            await eventually(lambda: len(api.writes) > 3)
+            api.remove("resourceclaims", "theirs", "default")  # which no watch of ours tells
+            await eventually(lambda: not is_foreign(claims_of(api).get("theirs", claim("theirs"))))
+
+    play(scenario)
+
+
+def test_claim_that_somebody_else_has_made_meanwhile_is_not_deleted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        delete = client.delete
+
+        async def later(resource: Resource, key: ObjectKey, uid: str = "") -> None:
+            monkeypatch.setattr(client, "delete", delete)
+            api.remove("resourceclaims", key.name, key.namespace)
+            api.put("resourceclaims", claim(key.name))
+            await delete(resource, key, uid)
+
+        async with controlling(client):
+            api.put("pods", pod("a"))
+            await eventually(lambda: claims_of(api).get("a-cotenant", {}).get("status"))
+            monkeypatch.setattr(client, "delete", later)
+            api.put("pods", pod("a", share=700))
+            await eventually(lambda: "claim default/a-cotenant is somebody else's" in caplog.text)
+            assert is_foreign(claims_of(api)["a-cotenant"])
+
+    play(scenario)
+
+
+def test_controller_whose_watch_of_pods_breaks_down_ends_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(informer: Informer) -> None:
+        raise KeyError("resourceVersion")
+
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        monkeypatch.setattr(Informer, "_follow", broken)
+        with pytest.raises((KeyError, ExceptionGroup)):
+            await ClaimController(client).run()
 
     play(scenario)
 
