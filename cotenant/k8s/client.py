@@ -31,7 +31,7 @@ WATCH_SECONDS = 240  # after which the server ends a watch, as client-go asks of
 SILENCE = 60.0  # seconds beyond that; a watch that is not ended by then is cut off
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-CONFLICT, GONE, NOT_FOUND, ALREADY_EXISTS, UNREACHABLE = 409, 410, 404, 409, 0
+CONFLICT, GONE, NOT_FOUND, INVALID_OBJECT, UNREACHABLE = 409, 410, 404, 422, 0
 
 
 class Listing(msgspec.Struct, frozen=True):

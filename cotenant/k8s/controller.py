@@ -22,7 +22,7 @@ from cotenant.config import Settings
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError, CotenantError, KubernetesError, RolloutError
-from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
+from cotenant.k8s.client import CONFLICT, INVALID_OBJECT, NOT_FOUND, ApiClient
 from cotenant.k8s.desired_state import DesiredState, Reconciler
 from cotenant.k8s.elector import Elector
 from cotenant.k8s.endpoints import differs, endpoint_slice
@@ -171,6 +171,7 @@ class Controller:
             state = self._reconciler.next(wanted, self._clock())
             if state is not None:
                 self._applying = asyncio.create_task(self._apply(server, state))
+                self._applying.add_done_callback(self._applied)
             else:
                 server.release_readiness()
                 self._ready = True
@@ -191,9 +192,10 @@ class Controller:
             self._reconciler.rejected(state, str(error), self._clock())
         else:
             self._reconciler.applied(state)
-        finally:
-            self._applying = None
-            self._changed.set()
+
+    def _applied(self, task: asyncio.Task[None]) -> None:
+        self._applying = None
+        self._ended(task)
 
     def _read(self) -> tuple[list[FoundModel], list[FoundPool]]:
         return read_served_models(self._models.objects.values()), read_device_pools(self._pools.objects.values())
@@ -280,15 +282,17 @@ class Controller:
         statuses += [
             (DEVICE_POOLS, pool, pool_status(pool, view, rejection, now, refused.get(pool.key, {}))) for pool in pools
         ]
-        try:
-            for resource, found, status in statuses:
+        failure = ""
+        for resource, found, status in statuses:
+            try:
                 await self._write_status(resource, found, status)
-        except KubernetesError as error:
-            if not self._failure:
-                logger.warning("status cannot be written: %s", error)
-            self._failure = str(error)
-        else:
-            self._failure = ""
+            except KubernetesError as error:
+                failure = failure or str(error)
+                if error.status != INVALID_OBJECT:  # else it is about this object, and keeps back no other
+                    break
+        if failure and not self._failure:
+            logger.warning("status cannot be written: %s", failure)
+        self._failure = failure
         keys = {(resource.plural, found.key) for resource, found, _ in statuses}
         self._written = {key: each for key, each in self._written.items() if key in keys}
 
@@ -327,6 +331,8 @@ class Controller:
                     raise
                 await self._client.create(ENDPOINT_SLICES, wanted)
             else:
+                if not self._elector.leads:
+                    return  # what another one has written before must stay; what it writes later is a conflict
                 if differs(found, wanted):
                     await self._client.replace(
                         ENDPOINT_SLICES, {**wanted, "metadata": {**found["metadata"], **wanted["metadata"]}}
