@@ -143,7 +143,7 @@ def test_nothing_is_written_where_nothing_changes(play_double: Play, tmp_path: P
             def asked() -> list[str]:
                 return [each for each in api.double.requests if "leases" not in each] if api.double else []
 
-            while len(asked()) != (before := await later(lambda: len(asked()), 1.5)):
+            while (before := await later(lambda: len(asked()), 1.5)) != len(asked()):
                 pass  # the first statuses are still on their way
             assert await served(server)  # requests change attainment, which is written seldom
             await asyncio.sleep(2.0)
@@ -232,7 +232,8 @@ def test_conflicts_and_slow_answers_only_delay(play_double: Play, tmp_path: Path
         assert api.double is not None
         async with front_end(api, tmp_path):
             with api.double.failing(409, only="status"):
-                await asyncio.sleep(2.0)
+                path = SERVED_MODELS.path("default", "identity", "status")
+                await eventually(lambda: f"PUT {path}" in api.double.requests if api.double else False, 60.0)
                 assert await conditions(api, "identity") == {}
             with api.double.slow(0.3):
                 api.double.put(
