@@ -281,6 +281,9 @@ def _reported(path: str) -> Iterator[None]:
         raise KubernetesError(f"the API server does not answer ({path}): {what}", UNREACHABLE) from None
     except (LightkubeError, OSError) as error:  # a token file that is gone, a plugin that fails
         raise KubernetesError(f"cannot authenticate to the API server: {error}", UNREACHABLE) from None
+    except (KeyError, TypeError, ValueError):  # of a plugin whose answer lightkube takes as it comes
+        what = "its plugin's answer is no ExecCredential with a token"
+        raise KubernetesError(f"cannot authenticate to the API server: {what}", UNREACHABLE) from None
 
 
 def _event(line: str, path: str) -> WatchEvent:

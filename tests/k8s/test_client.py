@@ -189,6 +189,27 @@ def test_configuration_that_cannot_be_used(tmp_path: Path, text: str | None, mes
         asyncio.run(run())
 
 
+@pytest.mark.parametrize("answer", ["secret", "{}", '{"status": {}}', "[]"])
+def test_plugin_that_gives_no_token_is_told_without_what_it_said(tmp_path: Path, answer: str) -> None:
+    path = tmp_path / "config"
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "echo", "args": [answer]}
+    configuration = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {"exec": plugin}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(configuration))
+
+    async def run() -> None:
+        async with connected(kubeconfig=path) as client:
+            await client.list(CONFIG_MAPS)
+
+    with pytest.raises(KubernetesError, match=r"its plugin's answer is no ExecCredential with a token$") as raised:
+        asyncio.run(run())
+    assert raised.value.status == 0
+
+
 def test_without_lightkube_the_error_names_the_extra(tmp_path: Path) -> None:
     script = """
 import asyncio, sys
