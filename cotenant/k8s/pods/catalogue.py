@@ -6,12 +6,14 @@ a model of the problem, named after both; profiles and predictors are asked for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profiles
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.predictors import Interference, Load
 
@@ -76,7 +78,8 @@ class Catalogue:
 
 
 class _Aliased:
-    """Ask a predictor for the models that aliases stand for."""
+    """Ask a predictor for the models that aliases stand for. What it has no samples of slows without bound: it gets no
+    partition beside others, and other pods are placed as ever."""
 
     def __init__(self, inner: Interference, models: dict[str, str]) -> None:
         self._inner = inner
@@ -88,7 +91,10 @@ class _Aliased:
         return self._inner.interferes
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
-        return self._inner.slowdown(self._named(victim), tuple(map(self._named, colocated)))
+        try:
+            return self._inner.slowdown(self._named(victim), tuple(map(self._named, colocated)))
+        except PlanError:
+            return math.inf if colocated else 1.0
 
     def _named(self, load: Load) -> Load:
         named = self._loads.get(load)

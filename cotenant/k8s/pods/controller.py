@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
@@ -76,8 +76,9 @@ class ShareController:
         self._pods = Informer(client, PODS, wake, everywhere=True)
         self._config_maps = Informer(client, CONFIG_MAPS, wake, everywhere=True, labels=LABELS)
         self._given: dict[str, _Given] = {}  # by uid
-        # By uid: what a scheduler was told, and may bind next.
-        self.offers: dict[str, SharePlacement] = {}
+        # Returns, by uid, what a scheduler was told, and may bind next.
+        self.offers: Callable[[], Mapping[str, SharePlacement]] = dict
+        self._decided: dict[str, SharePlacement] = {}  # by uid: shares that are being written
         self._read_pods: dict[ObjectKey, tuple[str, SharePod | BrokenPod | None]] = {}
         self._read_nodes: dict[ObjectKey, tuple[str, NodeDevices | None]] = {}
         self._read_maps: dict[ObjectKey, tuple[str, dict[str, Held]]] = {}
@@ -93,6 +94,9 @@ class ShareController:
                 election = asyncio.create_task(self._elector.run())
                 tasks.append(election)
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks[:-1]:
+                    if task.done():
+                        task.result()  # they end by an error alone
                 if election.done():
                     holder = self._elector.election.holder
                     raise KubernetesError(f"{holder} has taken the lease; this one stops", CONFLICT)
@@ -111,7 +115,7 @@ class ShareController:
                 async with self.deciding:
                     complete = await self.reconcile()
             try:
-                async with asyncio.timeout(None if complete else RETRY):
+                async with asyncio.timeout(None if complete and not self.offers() else RETRY):  # an offer ends unseen
                     await self._changed.wait()
                     await asyncio.sleep(QUIET)
             except TimeoutError:
@@ -146,7 +150,7 @@ class ShareController:
     def holding(self, pods: list[SharePod | BrokenPod]) -> dict[str, SharePlacement]:
         """Return what pods hold, by uid: by their annotation, written down for them, or offered to them."""
         uids = {each.uid for each in pods}
-        held = dict(self.offers)
+        held = {**self.offers(), **self._decided}
         held |= {uid: placement for uid, placement in self._written().items() if uid in uids}
         held |= {uid: given.placement for uid, given in self._given.items() if uid in uids}
         return held | {each.uid: each.placement for each in pods if isinstance(each, SharePod) and each.placement}
@@ -165,11 +169,16 @@ class ShareController:
             for pod in asking
             if pod.placement is not None and pod.uid not in written and pod.uid not in self._given and not pod.leaving
         ]
-        writes += [
-            partial(self._carry_out, decision)
-            for decision in self.placer.decide(self.nodes(), asking, self.holding(pods))
-        ]
+        decisions = self.placer.decide(self.nodes(), asking, self.holding(pods))
+        writes += [partial(self._carry_out, decision) for decision in decisions]
         writes.append(partial(self._prune, {each.uid for each in pods}))
+        self._decided = {each.pod.uid: each.placement for each in decisions if isinstance(each, Placed)}
+        try:
+            return await self._write(writes)
+        finally:
+            self._decided = {}
+
+    async def _write(self, writes: list[Callable[[], Awaitable[object]]]) -> bool:
         complete = True
         for write in writes:
             try:

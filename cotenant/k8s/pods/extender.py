@@ -46,7 +46,14 @@ class SchedulerExtender:
         self._client = client
         self._controller = controller
         self._clock = clock
-        self._until: dict[str, float] = {}  # by uid, when an offer ends
+        self._offers: dict[str, tuple[SharePlacement, float]] = {}  # by uid, and when each ends
+        controller.offers = self.offers
+
+    def offers(self) -> Mapping[str, SharePlacement]:
+        """Return the shares that were offered and not bound yet, by uid of the pod."""
+        now = self._clock()
+        self._offers = {uid: offer for uid, offer in self._offers.items() if offer[1] > now}
+        return {uid: placement for uid, (placement, _) in self._offers.items()}
 
     def filter(self, body: Fields) -> Fields:
         """Return the node where a pod gets its share, of those that a scheduler has left."""
@@ -96,13 +103,10 @@ class SchedulerExtender:
 
     def _decide(self, pod: SharePod, names: Sequence[str]) -> SharePlacement | str:
         """Return the share of a pod on one of these nodes, which is its own from now on, or why there is none."""
-        now = self._clock()
         pods = self._controller.pods()
-        placed = {each.uid for each in pods if isinstance(each, SharePod) and each.placement is not None}
-        self._until = {uid: end for uid, end in self._until.items() if end > now and uid not in placed}
-        offers = self._controller.offers
-        for uid in offers.keys() - self._until.keys():
-            del offers[uid]
+        for each in pods:
+            if isinstance(each, SharePod) and each.placement is not None:
+                self._offers.pop(each.uid, None)
         holding = self._controller.holding(pods)
         kept = holding.pop(pod.uid, pod.placement)
         if kept is not None and kept.node in names:
@@ -110,7 +114,7 @@ class SchedulerExtender:
         nodes = [node for node in self._controller.nodes() if node.name in names]
         match self._controller.placer.place(pod, nodes, holding.values()):
             case Placed(_, placement):
-                offers[pod.uid], self._until[pod.uid] = placement, now + OFFER_SECONDS
+                self._offers[pod.uid] = placement, self._clock() + OFFER_SECONDS
                 return placement
             case NoRoom(_, reason):
                 return reason
@@ -126,7 +130,7 @@ class SchedulerExtender:
         change = {"metadata": {"resourceVersion": version, "annotations": {PLACEMENT: written}}}
         await self._client.patch(PODS, pod.key, change)
         self._controller.given(pod, placement)
-        self._until.pop(pod.uid, None)
+        self._offers.pop(pod.uid, None)
         logger.info("%s gets %s of %s on %s", pod.key, show_share(placement.share), placement.visible, placement.node)
         return ""
 

@@ -11,6 +11,7 @@ import msgspec
 
 from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE, show_count, show_rate, show_seconds, show_share
+from cotenant.errors import PlanError
 from cotenant.k8s.pods.catalogue import Catalogue
 from cotenant.k8s.pods.eligibility import may_run
 from cotenant.k8s.pods.inventory import DeviceReport, NodeDevices
@@ -78,8 +79,9 @@ class Placer:
     def decide(
         self, nodes: Sequence[NodeDevices], pods: Sequence[SharePod], reserved: Mapping[str, SharePlacement]
     ) -> list[Decision]:
-        """Decide for each pod that waits, the oldest first. reserved: by uid of pods that still wait, what was written
-        down for them; it stands while its device does."""
+        """Decide for each pod that waits, the oldest first. reserved: by uid of pods, what was written down for them or
+        offered to them. It stands while its device does, also for pods that do not wait here: of a scheduler that has
+        not bound them yet."""
         self._memo.limit(MAX_MEMO)
         if self._catalogue.forget():
             self._memo.clear()
@@ -96,8 +98,10 @@ class Placer:
             for pod in waiting
             if pod.uid in reserved and (reserved[pod.uid].node, reserved[pod.uid].device) in known
         }
-        holding = [*(pod.placement for pod in pods if pod.placement is not None), *kept.values()]
-        devices = self.devices(nodes, holding)
+        undecided = {pod.uid for pod in pods if pod.gated and pod.placement is None} - kept.keys()
+        holding = {uid: placement for uid, placement in reserved.items() if uid not in undecided}
+        holding |= {pod.uid: pod.placement for pod in pods if pod.placement is not None}
+        devices = self.devices(nodes, holding.values())
         decisions: list[Decision] = []
         for pod in waiting:
             if pod.uid in kept:
@@ -178,7 +182,10 @@ class Placer:
             known = ", ".join(sorted({model for model, _ in self._catalogue.profiles}))
             return NoRoom(pod, f"no profile of model {pod.model!r}; there are {known or 'none'}"), None
         slots = _seen_by(pod, devices)
-        choice = self._rule(problem, slots, instance, self._memo)
+        try:
+            choice = self._rule(problem, slots, instance, self._memo)
+        except PlanError as error:  # a planner that cannot plan such a problem, or lacks a package
+            return NoRoom(pod, str(error)), None
         if choice is None:
             return NoRoom(pod, self._reason(pod, devices, problem, instance)), None
         device = devices[choice.device]

@@ -346,3 +346,19 @@ def test_whatever_fails_each_pod_gets_one_share_and_no_device_is_given_twice(see
             assert len(numbers) == len(set(numbers))
 
     play(scenario, 120)
+
+
+def test_error_that_is_nobodys_ends_the_controller_that_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+
+        def broken(*arguments: object) -> None:
+            raise RuntimeError("a mistake of ours")
+
+        monkeypatch.setattr(Placer, "decide", broken)
+        elector = lambda changed: Elector(client, "shares", "a", 1.0, changed)  # noqa: E731
+        controller = ShareController(client, Placer(catalogue(), choose_rule("score")), elector)
+        with pytest.raises(RuntimeError, match="a mistake of ours"):
+            await asyncio.wait_for(controller.run(), 60)
+
+    play(scenario)

@@ -22,7 +22,7 @@ from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
 from tests.k8s.play import play
 from tests.k8s.pods.cluster import catalogue, device, node_object, pod_object
-from tests.k8s.pods.test_controller import cluster, placement_of, pods
+from tests.k8s.pods.test_controller import cluster, message, placement_of, pods
 from tests.k8s.pods.test_request import PLACED
 
 NAMES = ["n1", "n2", "n3"]
@@ -226,5 +226,50 @@ def test_what_is_no_question_is_refused() -> None:
             for content in (b"{", b"[]"):
                 assert (await scheduler.http.post("/filter", content=content)).status_code == 400
             assert (await scheduler.http.get("/healthz")).status_code == 200
+
+    play(scenario)
+
+
+def test_gated_pods_get_no_share_that_is_offered_and_get_it_once_the_offer_ends() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("nodes", node_object("n1", device("GPU-0")))
+        one = api.put("pods", pod_object("a", gated=False))
+        now = 0.0
+        controller = ShareController(client, Placer(catalogue(), choose_rule("max")))
+        extender = SchedulerExtender(client, controller, lambda: now)
+        task = asyncio.create_task(controller.run())
+        await eventually(lambda: controller.leads and controller.nodes())
+        assert extender.filter({"Pod": one, "NodeNames": ["n1"]})["NodeNames"] == ["n1"]
+        api.put("pods", pod_object("g"))
+        await eventually(lambda: "NoRoom" in message(pods(api)["g"]))
+        now = OFFER_SECONDS + 1
+        await eventually(lambda: placement_of(pods(api)["g"]) is not None)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_filter_counts_shares_that_the_controller_is_writing() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("nodes", node_object("n1", device("GPU-0")))
+        controller = ShareController(client, Placer(catalogue(), choose_rule("max")))
+        extender = SchedulerExtender(client, controller)
+        answers: list[Any] = []
+        write = client.create
+
+        async def create(*arguments: Any) -> Any:
+            answers.append(extender.filter({"Pod": other, "NodeNames": ["n1"]})["NodeNames"])
+            return await write(*arguments)
+
+        client.create = create  # type: ignore[method-assign]
+        task = asyncio.create_task(controller.run())
+        await eventually(lambda: controller.leads and controller.nodes())
+        other = api.put("pods", pod_object("b", gated=False))
+        api.put("pods", pod_object("a"))
+        await eventually(lambda: placement_of(pods(api)["a"]) is not None)
+        assert answers == [[]]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     play(scenario)

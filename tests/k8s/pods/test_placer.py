@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from cotenant.k8s.pods.request import SharePlacement, SharePod
 from cotenant.k8s.pods.rules import RULES, choose_rule
 from cotenant.planners.cluster import fits
 from cotenant.planners.score import node_binding
+from cotenant.predictors import Load
 from tests.k8s.pods.cluster import BIG, GIB, MIG, SMALL, catalogue, device, instances, node, pod
 
 EVERY_RULE = [*RULES, "geometry", "bestfit", "elastic"]
@@ -283,3 +284,38 @@ def test_place_on_some_nodes_is_on_one_of_them() -> None:
     for each in CLUSTER:
         assert placed(machine.place(pod("p", "tiny", "300ms", "5"), [each], [])).node == each.name
     assert isinstance(machine.place(pod("p"), [], []), NoRoom)
+
+
+def test_share_that_a_scheduler_was_offered_goes_to_no_other_pod() -> None:
+    machine, nodes = placer("max"), (node("n1", device("GPU-0")),)
+    unbound = pod("u", gated=False)
+    offered = placed(machine.place(unbound, nodes, []))
+    for pods in ([unbound, pod("g")], [pod("g")]):  # seen by the controller, or not yet
+        assert isinstance(decide(machine, pods, nodes, {"uid-u": offered})["g"], NoRoom)
+    assert placed(decide(machine, [unbound, pod("g")], nodes)["g"]) == offered
+
+
+class OfUnknownModels:
+    """A predictor without samples of any model."""
+
+    interferes = True
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        raise PlanError(f"model {victim.model!r} was in no sample")
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE)
+def test_models_whose_slowdown_is_not_known_have_devices_alone(rule: str) -> None:
+    machine = Placer(catalogue(interference=OfUnknownModels()), choose_rule(rule))
+    pods = [pod(name, "tiny", "100ms", "5") for name in "abcdefgh"]
+    placements = [each.placement for each in machine.decide(CLUSTER, pods, {}) if isinstance(each, Placed)]
+    partitions = {(each.device, each.slot) for each in placements}  # which pods of one model may share
+    assert 0 < len(partitions) == len({device for device, _ in partitions})
+
+
+def test_planner_that_cannot_plan_is_the_reason_of_the_pod_alone() -> None:
+    def rule(*arguments: object) -> None:
+        raise PlanError("planning so needs a package")
+
+    machine = Placer(catalogue(), rule)
+    assert decide(machine, [pod("p")])["p"] == NoRoom(pod("p"), "planning so needs a package")
