@@ -20,9 +20,10 @@ from cotenant.cli.options import CaFile, Json, LogFormatOption, LogLevelOption, 
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
+from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
 from cotenant.k8s.picker.metrics import PickerMetrics
-from cotenant.k8s.picker.picker import EndpointPicker
+from cotenant.k8s.picker.picker import MAX_AGE, EndpointPicker
 from cotenant.k8s.picker.poller import INTERVAL, ReplicaPoller
 from cotenant.k8s.picker.service import PickerService
 
@@ -72,6 +73,8 @@ def endpoint_picker(
     """Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C."""
     if (certificate is None) != (key is None):
         raise ConfigError("--certificate and --key go together")
+    if interval > MAX_AGE / 2:  # else a server would take no requests from one look to the next
+        raise ConfigError(f"--interval {show_seconds(interval)}: must be at most {show_seconds(MAX_AGE / 2)}")
     set_up_log(log_level or "warning", log_format or "text", access=False)
     schemes = {replica.partition("://")[0] for replica in replicas if "://" in replica}
     if schemes - {"http", "https"} or (schemes and len({"https://" in replica for replica in replicas}) > 1):

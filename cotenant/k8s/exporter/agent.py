@@ -53,11 +53,11 @@ class DeviceAgent:
         return self._readings
 
     def users(self) -> dict[ObjectKey, SharePlacement]:
-        """Return the shares of the pods on this node."""
+        """Return the shares of the pods on this node; from any thread."""
         if self._pods is None:
             return {}
         found = {}
-        for key, raw in self._pods.objects.items():
+        for key, raw in list(self._pods.objects.items()):
             pod = read_pod(raw)
             if isinstance(pod, SharePod) and pod.placement is not None and pod.placement.node == self._node.name:
                 found[key] = pod.placement

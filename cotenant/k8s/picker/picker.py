@@ -94,8 +94,8 @@ class EndpointPicker:
         self._known.pop(address, None)
 
     def ready(self, now: float) -> int:
-        """Return how many replicas take requests."""
-        return sum(_takes_requests(known, now) for known in self._known.values())
+        """Return how many replicas take requests; from any thread."""
+        return sum(_takes_requests(known, now) for known in list(self._known.values()))
 
     def pick(
         self, model: str | None, now: float, *, timeout: float | None = None, subset: Collection[str] | None = None

@@ -80,7 +80,7 @@ class ReplicaPoller:
         for name, port in self._names:
             try:
                 infos = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # UnicodeError: what cannot be a name
                 if name not in self._unresolved:
                     logger.warning("no address of %s: %s", name, error)
                 self._unresolved.add(name)

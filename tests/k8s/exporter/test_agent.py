@@ -23,7 +23,7 @@ from cotenant.k8s.exporter.metrics import DeviceCollector
 from cotenant.k8s.exporter.readings import read_devices
 from cotenant.k8s.pods.inventory import DEVICES, read_node
 from cotenant.k8s.pods.objects import CUTS
-from cotenant.k8s.pods.request import PLACEMENT, SharePlacement
+from cotenant.k8s.pods.request import PLACEMENT, SharePlacement, read_pod
 from tests.driver.build import fitted, loaded
 from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
@@ -212,3 +212,29 @@ def test_command_exports_and_reports(tmp_path: Path) -> None:
                 await process.wait()
 
     play(scenario, 120)
+
+
+def test_users_can_be_asked_for_while_pods_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus asks in a thread of its own."""
+
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("nodes", node())
+        api.put("pods", placed_pod("a", "GPU-0", "GPU-0"))
+        api.put("pods", placed_pod("b", "GPU-0", "GPU-0"))
+        agent = DeviceAgent("n1", read_devices, client, interval=0.02)
+        running = asyncio.create_task(agent.run())
+        await eventually(lambda: len(agent.users()) == 2)
+        assert agent._pods is not None
+        objects = agent._pods.objects
+
+        def read(pod: dict[str, Any]) -> object:
+            objects.pop(next(reversed(objects)), None)
+            return read_pod(pod)
+
+        monkeypatch.setattr("cotenant.k8s.exporter.agent.read_pod", read)
+        assert len(agent.users()) == 2
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with driver("h200"):
+        play(scenario)

@@ -172,3 +172,15 @@ def test_pick_after_a_rejection_asks_again_once_a_replica_tells_something_new() 
     assert picker.pick("m", 0.0) == rejected
     picker.observe("a", VirtualServer({"m": 1.0}).state(0.0), 0.0, 0.0)
     assert first(picker.pick("m", 0.0)) == "a"
+
+
+def test_ready_can_be_asked_for_while_replicas_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prometheus asks in a thread of its own."""
+    servers = picker_of(a=VirtualServer({"m": 1.0}), b=VirtualServer({"m": 1.0}))
+
+    def takes_requests(known: object, now: float) -> bool:
+        servers.lose("b")
+        return True
+
+    monkeypatch.setattr("cotenant.k8s.picker.picker._takes_requests", takes_requests)
+    assert servers.ready(0.0) == 2

@@ -264,7 +264,7 @@ def test_poller_finds_a_replica_that_comes_later_and_says_that_a_name_has_no_add
         picker = EndpointPicker()
         async with replica(lambda: state) as port:
             pass
-        names = [("localhost", port), ("no-such-name.invalid", 1)]
+        names = [("localhost", port), ("no-such-name.invalid", 1), ("no..name", 1)]
         task = asyncio.create_task(ReplicaPoller(picker, names, clock=time.monotonic, interval=0.02).run())
         await until(lambda: "takes no requests" in caplog.text)
         core = StubCore()
@@ -278,6 +278,7 @@ def test_poller_finds_a_replica_that_comes_later_and_says_that_a_name_has_no_add
 
     run(main())
     assert caplog.text.count("no address of no-such-name.invalid") == 1
+    assert caplog.text.count("no address of no..name") == 1
 
 
 def test_bodies_that_are_held_count_as_memory_and_those_beyond_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
