@@ -49,7 +49,7 @@ def reproduce(
             "--results",
             metavar="FOLDER",
             help="Keep each result and figure in this folder, go on from there, and write report.html into it. Default "
-            "for one paper: reproduced/PAPER.",
+            "for one paper without --plot: reproduced/PAPER.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
@@ -61,7 +61,9 @@ def reproduce(
         show_catalogue(known, json=json)
         return
     wanted = _wanted(names or (), known)
-    if results is None and names and len(names) == 1 and names[0] not in known:
+    if results is not None and plot is not None:
+        raise ConfigError("--plot and --results do not go together; --results has the figures, too")
+    if results is None and plot is None and names and len(names) == 1 and names[0] not in known:
         results = Path("reproduced", names[0])
     options = experiment_module("parallel").Options(
         seed=seed, profiles=tuple(profiles or ()), every=every, full=full, jobs=jobs

@@ -184,3 +184,12 @@ def test_rows_table_has_a_column_per_field(capsys: pytest.CaptureFixture[str]) -
         ["3", "12345"],
         ["yes", "no"],
     ]
+
+
+def test_figures_go_to_one_folder(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--plot and --results do not go together" in program.refuses(
+        "reproduce", "gpulet/table05", "--results", "kept", "--plot", "pictures"
+    )
+    monkeypatch.setattr(reproduce, "experiment_titles", lambda: {"gpulet/table05": "one of a paper"})
+    assert program("reproduce", "gpulet", "--plot", "pictures").code == 0
+    assert (folder / "pictures" / "gpulet-table05.svg").is_file() and not (folder / "reproduced").exists()
