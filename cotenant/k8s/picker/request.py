@@ -24,6 +24,7 @@ _UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _PREFIX: Final = 5  # bytes before a message of gRPC: whether it is compressed, and its length
 _MODEL_NAME: Final = 1  # field of ModelInferRequest
+MAX_FIELDS: Final = 100  # of a message that are looked at, again with each chunk: encoders put the name first
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -76,7 +77,8 @@ def model_in_json(body: bytes | bytearray) -> str | None:
 
 def model_in_grpc(body: bytes | bytearray, *, prefixed: bool, ended: bool) -> tuple[str | None, bool]:
     """Return the model that a call's first message names, and whether that is certain: more of the message may have to
-    come. prefixed: the message has gRPC's prefix. What is compressed or broken names none."""
+    come. prefixed: the message has gRPC's prefix. What is compressed or broken names none, nor does what has more than
+    `MAX_FIELDS` fields before the name."""
     position = _PREFIX if prefixed else 0
     if len(body) < position:
         return None, ended
@@ -85,7 +87,9 @@ def model_in_grpc(body: bytes | bytearray, *, prefixed: bool, ended: bool) -> tu
     end = position + int.from_bytes(body[1:_PREFIX], "big") if prefixed else len(body)
     complete = len(body) >= end
     try:
-        while position < end:
+        for _ in range(MAX_FIELDS):
+            if position >= end:
+                break
             key, position = _varint(body, position)
             field, kind = key >> 3, key & 7
             size = 0
@@ -104,6 +108,8 @@ def model_in_grpc(body: bytes | bytearray, *, prefixed: bool, ended: bool) -> tu
             if field == _MODEL_NAME and kind == 2:
                 return body[position : position + size].decode(), True
             position += size
+        else:
+            return None, True
     except (IndexError, UnicodeDecodeError) as error:
         return None, isinstance(error, UnicodeDecodeError) or complete or ended
     return None, complete or ended

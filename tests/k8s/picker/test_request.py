@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.k8s.picker.request import RequestHead, model_in_grpc, model_in_json, read_head
+from cotenant.k8s.picker.request import MAX_FIELDS, RequestHead, model_in_grpc, model_in_json, read_head
 from cotenant.protocol import messages
 
 
@@ -85,6 +85,16 @@ def test_model_in_grpc(prefixed: bool) -> None:
 def test_model_in_grpc_behind_other_fields() -> None:
     fields = b"\x1a\x02id" + b"\x30\x05" + b"\x3d\0\0\0\0" + b"\x41\0\0\0\0\0\0\0\0" + b"\x0a\x03abc"
     assert model_in_grpc(b"\0\0\0\0" + bytes([len(fields)]) + fields, prefixed=True, ended=False) == ("abc", True)
+
+
+def test_model_in_grpc_looks_no_further_than_some_fields() -> None:
+    """A body may have millions, and is read again with each chunk."""
+    for many, model in ((MAX_FIELDS - 1, "abc"), (MAX_FIELDS, None)):
+        fields = many * b"\x30\x05" + b"\x0a\x03abc"
+        body = b"\0" + len(fields).to_bytes(4, "big") + fields
+        assert model_in_grpc(body, prefixed=True, ended=False) == (model, True)
+    endless = b"\0\0\xff\xff\xff" + (MAX_FIELDS + 1) * b"\x30\x05"
+    assert model_in_grpc(endless, prefixed=True, ended=False) == (None, True)
 
 
 def test_model_in_grpc_waits_for_the_rest_of_a_message() -> None:
