@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.loading import read_bytes
 from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
@@ -92,13 +93,14 @@ def share_controller(
 
 
 def _following(address: str, ca_file: Path | None, fleet: Sequence[Kind], placer: Placer) -> Follow:
-    """Return what keeps a placer informed of what a recommender knows."""
+    """Return what keeps a placer informed of what a recommender knows. Raises ConfigError."""
+    authority = None if ca_file is None else read_bytes(ca_file)
 
     def learn(found: Recommendation) -> None:
         placer.learn(Catalogue(fleet, found.profiles, found.interference))
 
     async def follow() -> None:
-        client = RecommenderClient(address, ca_file)
+        client = RecommenderClient(address, authority)
         try:
             await client.follow(learn)
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,14 +32,15 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 class RecommenderClient:
-    """Call a recommender. address: ``host:port``. ca_file: who signed its certificate; None: in the clear."""
+    """Call a recommender. address: ``host:port``. authority: certificates (PEM) of who signed that of the
+    service; None: in the clear."""
 
-    def __init__(self, address: str, ca_file: Path | None = None) -> None:
+    def __init__(self, address: str, authority: bytes | None = None) -> None:
         options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
-        if ca_file is None:
+        if authority is None:
             self._channel = grpc.aio.insecure_channel(address, options)
         else:
-            credentials = grpc.ssl_channel_credentials(ca_file.read_bytes())
+            credentials = grpc.ssl_channel_credentials(authority)
             self._channel = grpc.aio.secure_channel(address, credentials, options)
         self._address = address
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -103,7 +104,9 @@ async def exchange(channel: grpc.aio.Channel, *messages: Any, answers: int) -> l
     return got
 
 
-def test_envoy_is_told_where_to_send_a_request() -> None:
+def test_envoy_is_told_where_to_send_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.k8s.picker.picker.MAX_AGE", math.inf)
+
     async def main() -> None:
         picker = EndpointPicker()
         server = VirtualServer({"m": 1.0}, target=5.0)
@@ -133,12 +136,15 @@ def test_envoy_is_told_where_to_send_a_request() -> None:
                 )
                 [answer] = await exchange(channel, late, answers=1)
                 assert answer.immediate_response.status.code == 429
+            monkeypatch.undo()
             await until(lambda: not picker.ready(time.monotonic()))
 
     run(main())
 
 
-def test_health_is_that_of_the_protocol() -> None:
+def test_health_is_that_of_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.k8s.picker.picker.MAX_AGE", math.inf)
+
     async def main() -> None:
         picker = EndpointPicker()
         async with serving(picker) as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel:
@@ -283,6 +289,7 @@ def test_poller_finds_a_replica_that_comes_later_and_says_that_a_name_has_no_add
 
 def test_bodies_that_are_held_count_as_memory_and_those_beyond_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MEMORY", 3 << 20)
+    monkeypatch.setattr("cotenant.k8s.picker.picker.MAX_AGE", math.inf)
 
     async def main() -> None:
         picker = EndpointPicker()
