@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _Read = TypeVar("_Read")
 
 RETRY = 1.0  # seconds until what failed is tried again, where nothing changes before
+OF_ONE_OBJECT = frozenset((400, 403, 413, 422))  # status of a write that is refused for what it writes
 QUIET = 0.02  # seconds for which changes may come together
 
 
@@ -79,6 +80,7 @@ class ShareController:
         # Returns, by uid, what a scheduler was told, and may bind next.
         self.offers: Callable[[], Mapping[str, SharePlacement]] = dict
         self._decided: dict[str, SharePlacement] = {}  # by uid: shares that are being written
+        self._refused: set[str] = set()  # what was logged of writes that are tried again
         self._read_pods: dict[ObjectKey, tuple[str, SharePod | BrokenPod | None]] = {}
         self._read_nodes: dict[ObjectKey, tuple[str, NodeDevices | None]] = {}
         self._read_maps: dict[ObjectKey, tuple[str, dict[str, Held]]] = {}
@@ -179,21 +181,31 @@ class ShareController:
             self._decided = {}
 
     async def _write(self, writes: list[Callable[[], Awaitable[object]]]) -> bool:
-        complete = True
+        complete, refused = True, set[str]()
         for write in writes:
             try:
                 await write()
             except KubernetesError as error:
                 complete = False
-                if error.status not in (CONFLICT, NOT_FOUND):  # else what has changed is seen soon
+                if error.status in OF_ONE_OBJECT:  # which holds up no other pod
+                    refused.add(str(error))
+                elif error.status not in (CONFLICT, NOT_FOUND):  # else what has changed is seen soon
                     logger.warning("shares: %s", error)
                     break
+        for text in sorted(refused - self._refused):
+            logger.warning("shares: %s", text)
+        self._refused = refused
         return complete
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
             case Placed(pod, placement):
-                await self._give(pod, placement)
+                try:
+                    await self._give(pod, placement)
+                except KubernetesError as error:
+                    if error.status in OF_ONE_OBJECT:
+                        await self._tell(pod, "Invalid", str(error))
+                    raise
             case NoRoom(pod, reason):
                 await self._tell(pod, "NoRoom", reason)
             case Recut(pod, node, device, shares):

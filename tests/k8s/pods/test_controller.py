@@ -362,3 +362,19 @@ def test_error_that_is_nobodys_ends_the_controller_that_leads(monkeypatch: pytes
             await asyncio.wait_for(controller.run(), 60)
 
     play(scenario)
+
+
+def test_pod_whose_share_the_api_server_refuses_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        cluster(api)
+        api.put("pods", pod_object("a", "tiny", "100ms", "20", annotations={CONFIG_MAP: "No_Name"}))
+        api.put("pods", pod_object("b", "tiny", "100ms", "20"))
+        with api.failing(422, "POST /api/v1/namespaces/default/configmaps"):
+            async with controlling(client):
+                await eventually(lambda: "refused (422)" in message(pods(api)["b"]))
+                assert "refused (422)" in message(pods(api)["a"])  # the older one, and both were tried
+        async with controlling(client):
+            await eventually(lambda: whole(api, "b"))
+        assert caplog.text.count("refused (422)") == 1
+
+    play(scenario)

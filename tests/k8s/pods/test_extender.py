@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import msgspec
+import pytest
 from aiohttp import web
 
 from cotenant.k8s.client import ApiClient
@@ -250,7 +251,7 @@ def test_gated_pods_get_no_share_that_is_offered_and_get_it_once_the_offer_ends(
     play(scenario)
 
 
-def test_filter_counts_shares_that_the_controller_is_writing() -> None:
+def test_filter_counts_shares_that_the_controller_is_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(api: ApiDouble, client: ApiClient) -> None:
         api.put("nodes", node_object("n1", device("GPU-0")))
         controller = ShareController(client, Placer(catalogue(), choose_rule("max")))
@@ -262,7 +263,7 @@ def test_filter_counts_shares_that_the_controller_is_writing() -> None:
             answers.append(extender.filter({"Pod": other, "NodeNames": ["n1"]})["NodeNames"])
             return await write(*arguments)
 
-        client.create = create  # type: ignore[method-assign]
+        monkeypatch.setattr(client, "create", create)
         task = asyncio.create_task(controller.run())
         await eventually(lambda: controller.leads and controller.nodes())
         other = api.put("pods", pod_object("b", gated=False))
