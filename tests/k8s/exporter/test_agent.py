@@ -225,7 +225,7 @@ def test_users_can_be_asked_for_while_pods_change(monkeypatch: pytest.MonkeyPatc
         running = asyncio.create_task(agent.run())
         await eventually(lambda: len(agent.users()) == 2)
         assert agent._pods is not None
-        objects = agent._pods.objects
+        objects: Any = agent._pods.objects
 
         def read(pod: dict[str, Any]) -> object:
             objects.pop(next(reversed(objects)), None)
