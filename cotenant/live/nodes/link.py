@@ -30,7 +30,7 @@ RTT_SAMPLES = 32
 MAX_FIRST_HEAD = 1 << 12  # bytes of a head before the session
 MAX_HEAD = 1 << 26  # bytes of a head: tensors below `wire.LARGE`, and lists of files
 MAX_BODY = 1 << 31  # bytes of a body
-WRITE_LIMIT = 1 << 26  # bytes that wait to be sent above which nothing more is read from the peer
+WRITE_LIMIT = 1 << 26  # bytes that wait to be sent above which a node reads nothing more, and no ping is answered
 MAX_IDENTITY = 1 << 9  # characters
 FAREWELL = 1.0  # seconds until a connection that is to close is aborted
 
@@ -77,6 +77,7 @@ class Link(asyncio.BufferedProtocol):
         self.receiver = receiver
         self.begun = False  # the session has: from now on frames may be large
         self.reason = ""  # why it is over
+        self._at_node = at_node
         self._decoder: Any = _to_node if at_node else _from_node
         self._allocate = allocate
         self._loop = asyncio.get_running_loop()
@@ -93,8 +94,6 @@ class Link(asyncio.BufferedProtocol):
         self._pings: dict[int, float] = {}
         self._number = 0
         self._round_trips: deque[float] = deque(maxlen=RTT_SAMPLES)
-        self._writable = asyncio.Event()
-        self._writable.set()
         self._unsent = 0  # bytes that waited to be sent when that was last looked at
         self._paused = False  # nothing is read until the peer has read
         self._over = False
@@ -141,13 +140,13 @@ class Link(asyncio.BufferedProtocol):
         self._finish(self.reason or (f"the connection broke: {exc}" if exc else "the other end closed the connection"))
 
     def pause_writing(self) -> None:
-        self._writable.clear()
-        if self._transport is not None and not self._transport.is_closing():
+        # A front end that does not read is not read. Were a node treated so, too, neither would read when both have
+        # much to send. What a front end sends is bounded by its batches, one for each lane.
+        if self._at_node and self._transport is not None and not self._transport.is_closing():
             self._paused = True
-            self._transport.pause_reading()  # who does not read is not read
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._writable.set()
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self._paused = False
@@ -215,7 +214,8 @@ class Link(asyncio.BufferedProtocol):
         message = self._decoder.decode(head)
         match message:
             case Ping(number):
-                self.send(Pong(number))
+                if self._waiting() <= WRITE_LIMIT:  # else the peer does not read, or hears what is being sent
+                    self.send(Pong(number))
             case Pong(number):
                 sent = self._pings.pop(number, None)
                 if sent is None:
@@ -240,9 +240,9 @@ class Link(asyncio.BufferedProtocol):
         else:
             self._transport.write(frame)
 
-    async def drained(self) -> None:
-        """Wait until the peer has read most of what was sent to it, or the connection is over."""
-        await self._writable.wait()
+    def _waiting(self) -> int:
+        """Return the bytes that wait to be sent."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def peer(self) -> str:
@@ -265,7 +265,7 @@ class Link(asyncio.BufferedProtocol):
         now = self._loop.time()
         # A process that is late itself has not listened: the peer gets that time, too.
         self._heard += max(now - self._due - PING_INTERVAL / 4, 0.0)
-        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        unsent = self._waiting()
         if self._paused and unsent < self._unsent:
             self._heard = now  # it reads, and is not read meanwhile
         self._unsent = unsent
@@ -309,6 +309,5 @@ class Link(asyncio.BufferedProtocol):
         self.reason = reason
         if self._timer is not None:
             self._timer.cancel()
-        self._writable.set()
         self._body = self._block = self._head = None
         self.receiver.link_lost(self, reason)

@@ -1,0 +1,103 @@
+"""Links over real connections on loopback: what both ends send is received, however much that is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from cotenant.live.nodes import link as link_module
+from cotenant.live.nodes import messages
+from cotenant.live.nodes.link import WRITE_LIMIT, Body, Link, Receiver
+from cotenant.worker.arena import Block
+from tests.live.nodes.test_sessions import frame
+from tests.live.workers import PATIENCE
+
+SIZE = WRITE_LIMIT + (1 << 25)  # so that what waits to be sent is above the limit, whatever the system buffers
+
+
+class Counter(Receiver):
+    """Counts the bytes of bodies. over: why the connection is."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.changed = asyncio.Event()
+        self.over = ""
+
+    def received(self, link: Link, message: messages.Message, body: Body, block: Block | None) -> None:
+        self.sizes.append(0 if body is None else len(body))
+        self.changed.set()
+
+    def link_lost(self, link: Link, reason: str) -> None:
+        self.over = reason
+        self.changed.set()
+
+
+def test_ends_that_both_send_more_than_the_limit_at_once_go_on() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        front_end, node = Counter(), Counter()
+        here, there = Link(front_end, at_node=False), Link(node, at_node=True)
+        server = await loop.create_server(lambda: there, "127.0.0.1", 0)
+        await loop.create_connection(lambda: here, *server.sockets[0].getsockname()[:2])
+        async with asyncio.timeout(PATIENCE):
+            while there.peer == "?":
+                await asyncio.sleep(0.01)
+        here.begun = there.begun = True
+        here.send(messages.SendFile(b"", 0, 0), [bytes(SIZE)])
+        there.send(messages.ModelState(b"", wanted=False), [bytes(SIZE)])
+        async with asyncio.timeout(PATIENCE):
+            for end in (front_end, node):
+                while not end.sizes and not end.over:
+                    end.changed.clear()
+                    await end.changed.wait()
+        received = [(end.over, end.sizes) for end in (front_end, node)]
+        here.abort("the test is over")
+        server.close()
+        await server.wait_closed()
+        assert received == [("", [SIZE]), ("", [SIZE])]
+
+    asyncio.run(scenario())
+
+
+def test_front_end_keeps_nothing_for_a_node_that_pings_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "WRITE_LIMIT", 1 << 12)
+
+    async def scenario() -> None:
+        link = Link(Counter(), at_node=False)
+        transport = Unread()
+        link.connection_made(transport)
+        link.begun = True
+        ping = frame(msgspec.msgpack.encode(messages.Ping(1)))
+        for _ in range(1 << 12):
+            link.get_buffer(-1)[: len(ping)] = ping
+            link.buffer_updated(len(ping))
+        assert 1 << 12 < transport.get_write_buffer_size() < 1 << 13
+        assert not link.is_over
+        link.abort("the test is over")
+
+    asyncio.run(scenario())
+
+
+class Unread(asyncio.Transport):
+    """Keeps what is written, as nobody reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._size += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self._size
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
