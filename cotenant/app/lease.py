@@ -102,14 +102,16 @@ def _row(database: sqlite3.Connection) -> Holder:
 
 
 class FrontEndLease:
-    """Hold a lease within `held`, and release it at the end of the outer block: once nodes are free. path: of its file;
-    None: there is no other front end, and nothing to hold. Its file is made in its folder, which has to be there."""
+    """Take a lease in `held`, renew it, also while the server drains, and release it at the end of the outer block: once
+    nodes are free. path: of its file; None: there is no other front end, and nothing to hold. Its file is made in its
+    folder, which has to be there."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file = None if path is None else LeaseFile(path)
         self._thread = ThreadPoolExecutor(1, "cotenant-lease")  # no planning or profiling keeps it waiting
         self._taken = False
+        self._keeping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> FrontEndLease:
         return self
@@ -117,6 +119,10 @@ class FrontEndLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
         if self._file is not None and self._taken:
             with contextlib.suppress(sqlite3.Error):  # then it expires
                 await self._in_thread(self._file.release)
@@ -127,11 +133,11 @@ class FrontEndLease:
 
     @asynccontextmanager
     async def held(self, say: Callable[[str], None], fence: Callable[[str], None]) -> AsyncIterator[None]:
-        """Wait until the lease is held, and hold it within the block.
+        """Wait until the lease is held, and hold it from then on.
 
         say: hears, in words, who holds it meanwhile. fence: called with the reason when it is lost, to let go of what
-        another is to have; then the block is cancelled. Raises LeaseError where it was lost, ConfigError for a file
-        that is none.
+        another is to have; then the block is cancelled, if it has not ended. Raises LeaseError where it was lost,
+        ConfigError for a file that is none.
         """
         if self._file is None:
             yield
@@ -139,7 +145,7 @@ class FrontEndLease:
         await self._acquire(self._file, say)
         owner = asyncio.current_task()
         assert owner is not None
-        lost = ""
+        lost, within = "", True
 
         async def keep(file: LeaseFile) -> None:
             nonlocal lost
@@ -147,9 +153,10 @@ class FrontEndLease:
             self._taken = False
             logger.error("%s", lost)
             fence(lost)
-            owner.cancel()
+            if within:
+                owner.cancel()
 
-        keeping = asyncio.get_running_loop().create_task(keep(self._file))
+        self._keeping = asyncio.get_running_loop().create_task(keep(self._file))
         try:
             yield
         except asyncio.CancelledError:
@@ -158,9 +165,7 @@ class FrontEndLease:
             owner.uncancel()
             raise LeaseError(f"{lost}; start it again, and it stands by") from None
         finally:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+            within = False
 
     async def _acquire(self, file: LeaseFile, say: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ import pytest
 from cotenant.app import lease as lease_module
 from cotenant.app.lease import FrontEndLease, LeaseFile
 from cotenant.errors import ConfigError, LeaseError
+from tests.live.workers import PATIENCE
 
 
 def ignore(words: str) -> None:
@@ -96,6 +97,46 @@ def test_front_end_that_is_cancelled_releases_its_lease(tmp_path: Path) -> None:
         assert other.holds(other.claim(None))
 
     asyncio.run(scenario())
+
+
+def test_lease_is_renewed_while_the_server_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "RENEW", 0.01)
+
+    async def scenario() -> None:
+        other = LeaseFile(tmp_path / "lease")
+        async with FrontEndLease(tmp_path / "lease") as lease:
+            async with lease.held(ignore, ignore):
+                pass
+            seen = other.claim(None)
+            async with asyncio.timeout(PATIENCE):
+                while other.claim(None) == seen:
+                    await asyncio.sleep(0.01)
+            assert not other.holds(other.claim(seen))
+        assert other.holds(other.claim(None))
+
+    asyncio.run(scenario())
+
+
+def test_server_that_loses_its_lease_while_it_drains_lets_go_and_ends_in_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "RENEW", 0.01)
+    fenced: list[str] = []
+
+    async def scenario() -> None:
+        other = LeaseFile(tmp_path / "lease")
+        async with FrontEndLease(tmp_path / "lease") as lease:
+            async with lease.held(ignore, fenced.append):
+                pass
+            while not other.holds(other.claim(other.claim(None))):
+                pass
+            async with asyncio.timeout(PATIENCE):
+                while not fenced:
+                    await asyncio.sleep(0.01)
+        assert other.renew()
+
+    asyncio.run(scenario())
+    assert fenced == ["another front end has taken over"]
 
 
 def test_standby_says_who_serves_and_takes_a_lease_that_stands_still(
