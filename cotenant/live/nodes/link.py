@@ -12,6 +12,7 @@ import functools
 import socket
 import statistics
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -220,7 +221,7 @@ class Link(asyncio.BufferedProtocol):
                 sent = self._pings.pop(number, None)
                 if sent is None:
                     raise NodeError("it answered a ping that it was not sent")
-                self._round_trips.append(self._loop.time() - sent)
+                self._round_trips.append(time.monotonic() - sent)
             case Goodbye():
                 self.receiver.received(self, message, None, None)
                 self.abort(message.reason)
@@ -274,7 +275,7 @@ class Link(asyncio.BufferedProtocol):
             return
         if self.begun and len(self._pings) < 2 * RTT_SAMPLES:
             self._number += 1
-            self._pings[self._number] = now
+            self._pings[self._number] = time.monotonic()  # uvloop's time is that of the round, in milliseconds
             self.send(Ping(self._number))
         self._schedule()
 

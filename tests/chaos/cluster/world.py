@@ -419,7 +419,7 @@ def patched(run: Run) -> Iterator[None]:
     run.loop.on_entered = run.enter
     clock = Clock(run.loop)
     with contextlib.ExitStack() as stack:
-        for module in (pool_module, observer_module, remote_pool_module, session_pool_module):
+        for module in (pool_module, observer_module, link_module, remote_pool_module, session_pool_module):
             stack.enter_context(mock.patch.object(module, "time", clock))
         for target, name, value in (
             (process_module, "subprocess", mock.Mock(Popen=run.popen)),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from cotenant.live.nodes import link as link_module
 from cotenant.live.nodes import messages
@@ -34,31 +38,51 @@ class Counter(Receiver):
         self.changed.set()
 
 
-def test_ends_that_both_send_more_than_the_limit_at_once_go_on() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        front_end, node = Counter(), Counter()
-        here, there = Link(front_end, at_node=False), Link(node, at_node=True)
-        server = await loop.create_server(lambda: there, "127.0.0.1", 0)
-        await loop.create_connection(lambda: here, *server.sockets[0].getsockname()[:2])
-        async with asyncio.timeout(PATIENCE):
-            while there.peer == "?":
-                await asyncio.sleep(0.01)
-        here.begun = there.begun = True
-        here.send(messages.SendFile(b"", 0, 0), [bytes(SIZE)])
-        there.send(messages.ModelState(b"", wanted=False), [bytes(SIZE)])
-        async with asyncio.timeout(PATIENCE):
-            for end in (front_end, node):
-                while not end.sizes and not end.over:
-                    end.changed.clear()
-                    await end.changed.wait()
-        received = [(end.over, end.sizes) for end in (front_end, node)]
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[tuple[Counter, Link], tuple[Counter, Link]]]:
+    """Yields a front end's and a node's end of a session."""
+    loop = asyncio.get_running_loop()
+    front_end, node = Counter(), Counter()
+    here, there = Link(front_end, at_node=False), Link(node, at_node=True)
+    server = await loop.create_server(lambda: there, "127.0.0.1", 0)
+    await loop.create_connection(lambda: here, *server.sockets[0].getsockname()[:2])
+    async with asyncio.timeout(PATIENCE):
+        while there.peer == "?":
+            await asyncio.sleep(0.01)
+    here.begun = there.begun = True
+    try:
+        yield (front_end, here), (node, there)
+    finally:
         here.abort("the test is over")
         server.close()
         await server.wait_closed()
-        assert received == [("", [SIZE]), ("", [SIZE])]
+
+
+def test_ends_that_both_send_more_than_the_limit_at_once_go_on() -> None:
+    async def scenario() -> None:
+        async with linked() as ((front_end, here), (node, there)):
+            here.send(messages.SendFile(b"", 0, 0), [bytes(SIZE)])
+            there.send(messages.ModelState(b"", wanted=False), [bytes(SIZE)])
+            async with asyncio.timeout(PATIENCE):
+                for end in (front_end, node):
+                    while not end.sizes and not end.over:
+                        end.changed.clear()
+                        await end.changed.wait()
+            assert [(end.over, end.sizes) for end in (front_end, node)] == [("", [SIZE]), ("", [SIZE])]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_round_trip_is_known_to_microseconds(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    async def scenario() -> None:
+        async with linked() as ((_, here), (_, there)), asyncio.timeout(PATIENCE):
+            while not (here.round_trip > 0 and there.round_trip > 0):
+                await asyncio.sleep(0.01)
+            for link in (here, there):
+                assert link.round_trip * 1e3 != round(link.round_trip * 1e3)
+
+    run(scenario())
 
 
 def test_front_end_keeps_nothing_for_a_node_that_pings_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
