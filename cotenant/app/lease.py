@@ -102,9 +102,9 @@ def _row(database: sqlite3.Connection) -> Holder:
 
 
 class FrontEndLease:
-    """Take a lease in `held`, renew it, also while the server drains, and release it at the end of the outer block: once
-    nodes are free. path: of its file; None: there is no other front end, and nothing to hold. Its file is made in its
-    folder, which has to be there."""
+    """Take a lease in `held`, renew it, also while the server drains, and release it at the end of the outer block:
+    once nodes are free. path: of its file; None: there is no other front end, and nothing to hold. Its file is made in
+    its folder, which has to be there."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
