@@ -96,17 +96,20 @@ async def following_nodes(backend: Backend, builder: DeploymentBuilder, reloader
         return set(builder.available()) <= set(builder.fleet) and {kind.name for kind in builder.fleet} <= there
 
     async def follow() -> None:
+        failed = False  # the plan in force is not for the devices that the builder was last asked to plan for
         while True:
             await changed.wait()
             await asyncio.sleep(SETTLE)
             changed.clear()
-            if is_planned():
+            if is_planned() and not failed:
                 continue
             try:
                 await reloader.replan("nodes have joined or left")
+                failed = False
             except CotenantError as error:
+                failed = True
                 logger.error("no plan with the devices that there are now, the one before stays: %s", error)
-            if not is_planned():
+            if failed or not is_planned():
                 asyncio.get_running_loop().call_later(RETRY, changed.set)
 
     task = asyncio.get_running_loop().create_task(follow())

@@ -10,7 +10,9 @@ from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_some
 from cotenant.app.settings import check_reloadable
 from cotenant.config import Settings
 from cotenant.errors import CotenantError, InvalidError
+from cotenant.live.deployment import NOT_LOADED, Deployment, loaded_models, with_models_of
 from cotenant.live.server import Server
+from cotenant.worker.repository import scan_repository
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +64,25 @@ class Reloader:
                 self._on_reload(settings)
 
     async def replan(self, reason: str) -> None:
-        """Plan for the settings in force with the devices that there are now, and roll out that plan. Raises
+        """Plan for the models and settings in force with the devices that there are now, and roll out that plan. Raises
         CotenantError, with nothing changed."""
         async with self._lock:
-            deployment = await self._builder.build(self._builder.settings.load_models)
+            await self._server.change(self._replanned, reason)
+
+    async def _replanned(self, current: Deployment) -> Deployment:
+        builder, settings = self._builder, self._builder.settings
+        if settings.model_control_mode != "explicit":
+            deployment = await builder.build(settings.load_models)
             check_serves_something(deployment)
-            await self._server.apply(deployment, reason)
+            return deployment
+        # Callers have loaded some since the start, and unloaded others.
+        failed = {name for name, reason in current.broken.items() if reason != NOT_LOADED}
+        failed &= failed if settings.load_models is None else set(settings.load_models)
+        there = await asyncio.to_thread(lambda: {entry.name for entry in scan_repository(builder.repository())})
+        names = (loaded_models(current) | failed) & there
+        deployment = await builder.build(names, configs=current.configs)
+        check_serves_something(deployment)
+        return with_models_of(current, deployment)
 
     async def reload_for_caller(self) -> None:
         """Reload as the HTTP front end asks for it. Raises InvalidError with the reason where that is rejected."""

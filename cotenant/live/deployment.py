@@ -113,6 +113,16 @@ class KeptModels(msgspec.Struct, frozen=True):
 Prepare = Callable[[Collection[str], Sequence[Sample], Mapping[str, Config], KeptModels], Awaitable[Deployment]]
 
 
+def placed_models(deployment: Deployment) -> set[str]:
+    """Return the models that have a place in the plan."""
+    return {*deployment.plan.rates(), *deployment.plan.split}
+
+
+def loaded_models(deployment: Deployment) -> set[str]:
+    """Return the models that are served, with those that have no place just now."""
+    return placed_models(deployment) | (deployment.problem.rates.keys() & deployment.offered.keys())
+
+
 def kept_models(deployment: Deployment, names: Collection[str]) -> KeptModels:
     """Return models of a deployment as they are served."""
     problem = deployment.problem

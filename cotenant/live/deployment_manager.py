@@ -17,7 +17,17 @@ from cotenant.errors import (
     RolloutError,
     UnsupportedError,
 )
-from cotenant.live.deployment import Deployment, Prepare, dependents, kept_models, serves, with_models_of, without_model
+from cotenant.live.deployment import (
+    Deployment,
+    Prepare,
+    dependents,
+    kept_models,
+    loaded_models,
+    placed_models,
+    serves,
+    with_models_of,
+    without_model,
+)
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
@@ -63,8 +73,7 @@ class DeploymentManager:
         given = _config_parameter(name, parameters)
 
         async def with_model(current: Deployment) -> Deployment:
-            placed = {*current.plan.rates(), *current.plan.split}
-            loaded = placed | (current.problem.rates.keys() & current.offered.keys())  # with what has no place just now
+            placed, loaded = placed_models(current), loaded_models(current)
             configs = {model: config for model, config in current.configs.items() if model != name}
             configs |= {} if given is None else {name: parse_json_config(given, name)}
             kept = kept_models(current, loaded - {name})
@@ -102,6 +111,12 @@ class DeploymentManager:
 
         async with self._transition("unload", name):
             await self._change(without, f"unload of {name}")
+
+    async def change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
+        """Apply a change to the deployment in force, in turn with loads and unloads. Raises CotenantError, with nothing
+        changed."""
+        async with self._changing:
+            await self._change(changed, reason)
 
     async def _change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
         """Apply one change to the deployment; again, if another deployment came into force meanwhile."""

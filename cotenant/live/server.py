@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
@@ -203,6 +203,10 @@ class Server:
     async def apply(self, deployment: Deployment, reason: str = "reload") -> None:
         """Switch to another deployment, as `DeploymentManager.apply` does."""
         await self._deployments.apply(deployment, reason)
+
+    async def change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
+        """Apply a change to the deployment in force, as `DeploymentManager.change` does."""
+        await self._deployments.change(changed, reason)
 
     def reloaded(self, error: str = "") -> None:
         """Hear that the settings were read again, or why that was rejected."""

@@ -12,16 +12,22 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import cotenant
+from cotenant.app import nodes as nodes_module
 from cotenant.app.lifecycle import running
+from cotenant.app.nodes import following_nodes
 from cotenant.app.serving import BackgroundServer
 from cotenant.backends.none import NoDevices
 from cotenant.config import read_settings
+from cotenant.core.model import Kind
 from cotenant.errors import ConfigError
+from cotenant.live.nodes.cluster import Cluster
+from cotenant.live.nodes.node import NodeSettings
 from cotenant.live.nodes.registry import Nodes
 from tests.cli.program import until
 
@@ -194,6 +200,60 @@ def test_discovered_nodes_are_planned_for_and_removed_ones_are_not(
             nodes.remove("node-a")
             await planned("node-b/cpu-0")
             assert (await server.infer("identity", {"x": ROW}))["y"].tolist() == ROW.tolist()
+
+    asyncio.run(scenario())
+
+
+def test_node_that_joins_leaves_models_that_callers_have_loaded_and_unloaded(
+    folder: Path, start: Callable[..., NodeProcess]
+) -> None:
+    one, two = start("one"), start("two")
+    path = write_settings(folder, {"node-a": one.address})
+    with (folder / "profiles.csv").open("a") as profiles:
+        profiles.write("".join(f"lookup,cpu,{share},1,{200 / share:g},100\n" for share in (50, 100)))
+    settings = read_settings(path)
+    found: list[Nodes] = []
+
+    @asynccontextmanager
+    async def discovery(nodes: Nodes) -> AsyncIterator[None]:
+        found.append(nodes)
+        yield
+
+    async def scenario() -> None:
+        async with running(settings, NoDevices(), discovery=discovery) as server:
+            await server.unload("identity")
+            await server.load("lookup")
+            before = server.deployment
+            found[0].add("node-b", two.address)
+            async with asyncio.timeout(PATIENCE):
+                while server.deployment is before:
+                    await asyncio.sleep(0.05)
+            assert {kind.name for kind in server.deployment.problem.fleet} == {"node-a/cpu", "node-b/cpu"}
+            assert set(server.deployment.plan.rates()) == {"lookup"}
+
+    asyncio.run(scenario())
+
+
+def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes_module, "SETTLE", 0.0)
+    monkeypatch.setattr(nodes_module, "RETRY", 0.01)
+    kind = Kind(name="node-a/cpu", count=1)
+    plans = iter([False, True])
+    planned = asyncio.Event()
+    builder = mock.Mock(available=lambda: (kind,), fleet=())
+
+    async def replan(reason: str) -> None:
+        builder.fleet = (kind,)  # as where the models were described, and no plan was found
+        if not next(plans):
+            raise ConfigError("no plan")
+        planned.set()
+
+    async def scenario() -> None:
+        nodes = Nodes(NodeSettings())
+        monkeypatch.setattr(nodes, "fleet", lambda: (kind,))
+        cluster = Cluster(NoDevices(), nodes)
+        async with following_nodes(cluster, builder, mock.Mock(replan=replan)), asyncio.timeout(PATIENCE):
+            await planned.wait()
 
     asyncio.run(scenario())
 
