@@ -122,6 +122,8 @@ class RemotePool:
     async def _spawn(self, worker: _Worker, *, fresh: bool, leaving: Collection[LaneId]) -> None:
         """Send the models that the node lacks, then start the worker."""
         key = worker.lane, worker.incarnation
+        if key not in self._workers:
+            return  # it was killed, and its partition may be closed
         try:
             link = self._node.link
             models = await self._node.send_models(self._setups[worker.lane].models)
@@ -214,6 +216,7 @@ class RemotePool:
 
     async def close(self) -> None:
         """End what is left on the node."""
+        self._workers.clear()  # those whose models are still being sent are not started
         self._send(messages.ClosePool(self._number))
         self._node.close_pool(self._number)
         await asyncio.gather(*self._tasks)
@@ -354,6 +357,7 @@ class RemotePool:
         self._abandoned.clear()
         self._open.clear()
         self._readings.clear()
+        self._warm = 0
         self._tell(DevicesLost(dict.fromkeys(self._node.devices(), reason)))
         self._exited([key for key, worker in self._workers.items() if worker.sent], reason)
         for lane, incarnation in self._closing.items():

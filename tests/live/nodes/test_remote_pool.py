@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,13 @@ from cotenant.backends.fake import Fake
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import FailedError, WorkerError
+from cotenant.live.lane_workers import LaneSetup
+from cotenant.live.nodes.messages import Message, NodeModel
+from cotenant.live.nodes.remote_pool import RemotePool
+from cotenant.worker.wire import WorkerModel
 from tests.cli.program import workers_of
 from tests.live.nodes.agents import agent_of, nodes_of, remote_pool, up
-from tests.live.workers import floats, sleeper
+from tests.live.workers import Recorder, floats, sleeper
 from tests.worker import graphs
 
 FAKE = LaneId(DeviceId("fake", node="node-a"), 0)
@@ -142,6 +147,51 @@ def test_remote_lane_that_is_busy_or_without_the_model_takes_no_batch(tmp_path: 
                     with pytest.raises(WorkerError, match=rf"^lane 'node-a/fake-0/0' cannot take batch {batch}"):
                         pool.run(FAKE, batch, model, [floats(1, 2)])
                 assert (await told.next())[:3] == ("finished", FAKE, 1)
+
+    asyncio.run(scenario())
+
+
+def test_remote_pool_that_is_closed_while_models_are_sent_starts_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with agent_of(Fake(), tmp_path / "cache") as agent, nodes_of(agent.address) as nodes:
+            node = await up(nodes)
+            sending, sent = asyncio.Event(), asyncio.Event()
+            commands: list[str] = []
+            send = node.link.send
+
+            async def send_models(models: Sequence[WorkerModel]) -> tuple[NodeModel, ...]:
+                sending.set()
+                await sent.wait()
+                return tuple(NodeModel(model, b"") for model in models)
+
+            def record(message: Message, body: Sequence[bytes | bytearray | memoryview] = ()) -> None:
+                commands.append(type(message).__name__)
+                send(message, body)
+
+            monkeypatch.setattr(node, "send_models", send_models)
+            monkeypatch.setattr(node.link, "send", record)
+            pool = RemotePool(node, lambda event: None, Recorder())
+            pool.spawn(FAKE, 1, LaneSetup(500, (sleeper(0.1),)), fresh=True)
+            await sending.wait()
+            closing = asyncio.ensure_future(pool.close())
+            await asyncio.sleep(0)
+            sent.set()
+            await closing
+            assert "ClosePool" in commands and "Spawn" not in commands
+
+    asyncio.run(scenario())
+
+
+def test_remote_worker_that_is_killed_at_once_is_not_started(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with agent_of(Fake(), tmp_path / "cache") as agent, nodes_of(agent.address) as nodes:
+            pool = RemotePool(await up(nodes), lambda event: None, Recorder())
+            pool.spawn(FAKE, 1, LaneSetup(500, (sleeper(0.1),)), fresh=True)
+            pool.kill(FAKE, 1, "the test does not want it", abandon=True)
+            pool.close_partition(FAKE, 1)
+            await pool.close()  # raises what its tasks have raised
 
     asyncio.run(scenario())
 
