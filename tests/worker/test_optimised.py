@@ -91,6 +91,22 @@ def test_a_broken_file_is_replaced(tmp_path: Path, cache: Path, content: bytes) 
     assert file.stat().st_size == whole
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[int, list[Path]]] = []
+    fsync = os.fsync
+
+    def record(handle: int) -> None:
+        fsync(handle)
+        synced.append((os.fstat(handle).st_ino, [file for file in kept(cache) if not file.name.startswith(".")]))
+
+    monkeypatch.setattr(os, "fsync", record)
+    answer(scaled(tmp_path / "model.onnx", 2.0))
+    (file,) = kept(cache)
+    assert synced == [(file.stat().st_ino, [])]
+
+
 def test_a_link_is_not_followed(tmp_path: Path, cache: Path) -> None:
     model, other = scaled(tmp_path / "model.onnx", 2.0), scaled(tmp_path / "other.onnx", 3.0)
     answer(model)

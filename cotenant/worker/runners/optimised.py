@@ -57,6 +57,8 @@ def keep(kept: Path, write: Callable[[str], None]) -> None:
     os.close(handle)
     try:
         write(temporary)
+        with Path(temporary).open("rb") as written:
+            os.fsync(written.fileno())  # else a machine that loses power may leave it with holes, which nobody notices
         Path(temporary).replace(kept)
     except BaseException:
         with contextlib.suppress(OSError):
