@@ -55,7 +55,10 @@ class ModelStore:
             logger.warning("%s has changed; it is sent again", kept)
             shutil.rmtree(kept, ignore_errors=True)
             return None
-        os.utime(kept)
+        try:
+            os.utime(kept)
+        except OSError:  # another model has taken its room meanwhile
+            return None
         return kept
 
     def receive(self, digest: bytes, files: Sequence[ModelFile], in_use: Collection[Path]) -> Incoming:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,22 @@ def test_kept_model_that_has_changed_is_sent_again(tmp_path: Path) -> None:
     assert kept is not None and store.find(digest, "model", files) == kept
     (kept / "a").write_bytes(b"changed")
     assert store.find(digest, "model", files) is None and not kept.exists()
+
+
+def test_kept_model_that_is_removed_while_it_is_looked_at_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ModelStore(tmp_path, 1000)
+    digest, files, data = offer("a", 10)
+    assert store.receive(digest, files, ()).take(0, 0, data) is not None
+    utime = os.utime
+
+    def removed(folder: Path) -> None:
+        shutil.rmtree(folder)
+        utime(folder)
+
+    monkeypatch.setattr(os, "utime", removed)
+    assert store.find(digest, "model", files) is None
 
 
 def test_model_that_was_half_received_is_forgotten_at_the_next_start(tmp_path: Path) -> None:
