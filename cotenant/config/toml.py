@@ -70,9 +70,10 @@ def decode_toml(text: str, type_: type[File], path: Path) -> File:
 
 def _other_file(entries: Mapping[str, Any], known: Collection[str]) -> str:
     """Report a problem that was given as the settings of a server, or settings given as a problem."""
-    if "devices" in entries and "model_repository" in known:
+    # Both may have [[devices]] and profiles, which are a list in a problem, and one file in settings.
+    if "model_repository" in known and "devices" in entries and isinstance(entries.get("profiles"), list):
         return "is a problem, not a server's settings: it has [[devices]]; give it to `cotenant plan`"
-    if "model_repository" in entries and "devices" in known:
+    if "model_repository" not in known and "model_repository" in entries and "devices" in known:
         return "is a server's settings, not a problem: it has a model_repository; give it with --settings"
     return ""
 
