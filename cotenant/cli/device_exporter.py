@@ -18,6 +18,7 @@ from cotenant.cli.options import LogFormatOption, LogLevelOption, duration_of_at
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
+from cotenant.k8s.background import beside
 from cotenant.k8s.client import connected
 from cotenant.k8s.exporter.agent import INTERVAL, DeviceAgent
 from cotenant.k8s.exporter.metrics import DeviceCollector
@@ -77,9 +78,5 @@ async def _run(
         stack.callback(exporter.server_close)
         stack.callback(exporter.shutdown)
         logger.info("metrics at http://%s:%s/metrics", host, exporter.server_port)
-        working = asyncio.create_task(agent.run())
-        try:
+        async with beside(agent.run()):
             await stopping.wait()
-        finally:
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
+from cotenant.k8s.background import beside
 from cotenant.k8s.picker.metrics import PickerMetrics
 from cotenant.k8s.picker.picker import MAX_AGE, EndpointPicker
 from cotenant.k8s.picker.poller import INTERVAL, ReplicaPoller
@@ -125,19 +125,17 @@ async def _serve(
             raise ConfigError(
                 f"cannot serve metrics on {host}:{metrics_port}: {error.strerror}; choose another --metrics-port"
             ) from None
-        polling = asyncio.create_task(poller.run())
         try:
-            tune_for_latency()
-            if json:
-                # On one line: the parent process that reads it knows that it is complete.
-                up = msgspec.json.encode({"address": f"{host}:{port}", "metrics": f"{host}:{exporter.server_port}"})
-                show_json(msgspec.json.format(up, indent=-1))
-            else:
-                console.print(f"endpoint picker at {host}:{port}, metrics at {host}:{exporter.server_port}/metrics")
-            await stopping.wait()
+            async with beside(poller.run()):
+                tune_for_latency()
+                if json:
+                    # On one line: the parent process that reads it knows that it is complete.
+                    up = msgspec.json.encode({"address": f"{host}:{port}", "metrics": f"{host}:{exporter.server_port}"})
+                    show_json(msgspec.json.format(up, indent=-1))
+                else:
+                    console.print(f"endpoint picker at {host}:{port}, metrics at {host}:{exporter.server_port}/metrics")
+                await stopping.wait()
         finally:
-            polling.cancel()
-            await asyncio.gather(polling, return_exceptions=True)
             await listener.stop(GRACE)
             exporter.shutdown()
             exporter.server_close()

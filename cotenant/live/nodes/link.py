@@ -130,7 +130,7 @@ class Link(asyncio.BufferedProtocol):
             while not self._over and self._take():
                 pass
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-            self.close(f"the frame is none: {error}")
+            self.close(f"malformed frame: {error}")
         except CotenantError as error:
             self.close(str(error))
 
@@ -186,7 +186,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _check(self, magic: bytes, head: int, body: int) -> None:
         if magic != MAGIC:
-            raise NodeError("the frame is none: this is no connection between a front end and a node of Cotenant")
+            raise NodeError("malformed frame: this is no connection between a front end and a node of Cotenant")
         most_head, most_body = (MAX_HEAD, MAX_BODY) if self.begun else (MAX_FIRST_HEAD, 0)
         if head > most_head or body > most_body:
             raise NodeError(

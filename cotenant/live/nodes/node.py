@@ -351,7 +351,7 @@ def check_welcome(welcome: Welcome) -> None:
         if not kind.name or "/" in kind.name or not 0 < count <= MAX_DEVICES or not fits or kind.memory < 0:
             raise NodeError(f"it says that it has {count} devices of kind {kind.name[:MAX_WORDS]!r} with cuts {cuts}")
         if not 0 <= kind.processors < 1 << 20 or list(kind.in_place) != sorted(set(kind.in_place)):
-            raise NodeError(f"it says of kind {kind.name!r} what is true of none")
+            raise NodeError(f"it says that kind {kind.name!r} has properties that no device has")
     for words in (
         welcome.session,
         welcome.backend,

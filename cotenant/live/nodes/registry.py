@@ -117,6 +117,8 @@ def check_node(name: str, address: str, *, guarded: bool, place: str = "node") -
     """Raise ConfigError for a name that identities cannot hold, an address that is none, and one beyond this machine
     that nothing guards."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{place}: {name!r} is no name of a node; take letters, digits, '-' and '.', such as node-a")
+        raise ConfigError(
+            f"{place}: {name!r} is not a valid node name: use letters, digits, '-' and '.', such as node-a"
+        )
     host, _ = split_address(address, f"{place} {name}")
     check_guarded(host, f"{place} {name}", guarded=guarded)

@@ -123,7 +123,7 @@ class Session(Receiver):
                 f" runs {hello.version[:MAX_TEXT]} and speaks {hello.protocol}: install the same on both"
             )
         if len(hello.nonce) != NONCE or not 16 <= len(hello.front_end) <= MAX_TEXT or len(hello.host) > MAX_TEXT:
-            raise NodeError("the greeting of the front end is none")
+            raise NodeError("malformed greeting of the front end")
         self._hello = hello
         self.link.send(Challenge(PROTOCOL, __version__, self._nonce, bool(self._tokens)))
 
