@@ -23,7 +23,11 @@ FILES = 256
 
 def workers(server: Served) -> list[int]:
     tasks = Path(f"/proc/{server.pid}/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    pids: list[int] = []
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def descriptors(server: Served) -> int:

@@ -12,7 +12,7 @@ from cotenant.live.nodes import link
 from tests.chaos.cluster.schedule import FRONT_END_FAULTS, NET_FAULTS, NODE_FAULTS, make
 from tests.chaos.cluster.world import failure, play
 
-SEEDS = 500
+SEEDS = 200
 AT_ONCE = 50
 
 
