@@ -30,7 +30,14 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "allowed"), RECIPES, ids=[str(recipe.seed) for recipe, _ in RECIPES])
+# The first is the quickest; the others take ten seconds and more.
+@pytest.mark.parametrize(
+    ("recipe", "allowed"),
+    [
+        pytest.param(recipe, allowed, id=str(recipe.seed), marks=[pytest.mark.slow] if number else [])
+        for number, (recipe, allowed) in enumerate(RECIPES)
+    ],
+)
 def test_plan_of_mixed_fleet_costs_no_more_than_one_model_a_partition(recipe: Recipe, allowed: float) -> None:
     asked = msgspec.structs.replace(problem(recipe), time_limit=2.0)
     plan = geometry.plan(asked)
