@@ -132,3 +132,13 @@ def shrink(schedule: _Schedule, fails: Callable[[_Schedule], bool], attempts: in
         if schedule is before or size > len(schedule.steps):
             size = min(size, len(schedule.steps)) // 2 if size > 1 else 0
     return schedule
+
+
+def describe_failure(schedule: _Schedule, problems_of: Callable[[_Schedule], Sequence[str]]) -> str:
+    """Return what did not hold in a schedule, and the shortest one in which something does not; nothing where all
+    holds. problems_of: plays a schedule."""
+    problems = problems_of(schedule)
+    if not problems:
+        return ""
+    short = shrink(schedule, lambda fewer: bool(problems_of(fewer)))
+    return f"{problems[0]}\nThe shortest schedule that fails ({problems_of(short)[0]}):\n{short}"

@@ -52,7 +52,7 @@ from cotenant.worker.arena import PAGE, Arena
 from cotenant.worker.repository import Entry
 from tests.chaos.clock import Clock, VirtualLoop
 from tests.chaos.processes import WIDTH, Machine
-from tests.chaos.schedule import DEVICES, MODELS, SECONDS, Schedule, Step, shrink
+from tests.chaos.schedule import DEVICES, MODELS, SECONDS, Schedule, Step, describe_failure
 
 OPTIONS = SupervisorOptions(lives=4, start_timeout=6.0, hang_timeout=2.0)
 SETTLE = 100.0  # seconds within which all must be well again once nothing goes wrong any more
@@ -554,10 +554,5 @@ def play(schedule: Schedule) -> Run:
 
 
 def failure(schedule: Schedule) -> str:
-    """Return what did not hold in a schedule, and the shortest one in which something does not; nothing where all
-    holds."""
-    problems = play(schedule).problems
-    if not problems:
-        return ""
-    short = shrink(schedule, lambda fewer: bool(play(fewer).problems))
-    return f"{problems[0]}\nThe shortest schedule that fails ({play(short).problems[0]}):\n{short}"
+    """Return what `describe_failure` does of a schedule."""
+    return describe_failure(schedule, lambda played: play(played).problems)

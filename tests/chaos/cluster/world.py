@@ -39,7 +39,7 @@ from tests.chaos.cluster.hosts import HERE, Host
 from tests.chaos.cluster.network import KERNEL, Network, NetworkLoop
 from tests.chaos.cluster.nodes import DEVICE, PLACES, ChaosNode
 from tests.chaos.cluster.schedule import LAGS, NODES, SECONDS, Schedule
-from tests.chaos.schedule import MODELS, Step, shrink
+from tests.chaos.schedule import MODELS, Step, describe_failure
 from tests.chaos.world import ENTRIES, INJECTED, Caller, ViolationError, _Log
 
 # Both ends are honest: neither ever finds that the other says what cannot be true, but for another version.
@@ -463,10 +463,5 @@ def play(schedule: Schedule) -> Run:
 
 
 def failure(schedule: Schedule) -> str:
-    """Return what did not hold in a schedule, and the shortest one in which something does not; nothing where all
-    holds."""
-    problems = play(schedule).problems
-    if not problems:
-        return ""
-    short = shrink(schedule, lambda fewer: bool(play(fewer).problems))
-    return f"{problems[0]}\nThe shortest schedule that fails ({play(short).problems[0]}):\n{short}"
+    """Return what `describe_failure` does of a schedule."""
+    return describe_failure(schedule, lambda played: play(played).problems)
