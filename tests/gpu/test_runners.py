@@ -167,7 +167,7 @@ from cotenant.core.tensor import TensorSpec
 from cotenant.worker import runners
 from cotenant.worker.wire import WorkerModel
 spec = (TensorSpec("x", "FP32", (-1, 2)),)
-runners.load(WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module", inputs=spec, outputs=spec),
+runners.load_runner(WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module", inputs=spec, outputs=spec),
              threads=1, fake=False, stream=0)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
