@@ -49,7 +49,7 @@ async def _measured(
     runs = candidate_pairs(known, kind)
     wanted = 6 if session.cpu else min(COUNT, len(runs))
     samples: list[Sample] = read_samples_file(path) if path.exists() else []
-    candidates = {model: candidate(offer) for model, offer in models.items()}
+    candidates = {model: profiles.reusing(candidate(offer)) for model, offer in models.items()}
     grid = Grid() if session.cpu else grid_of(kind)
     begun, before = time.monotonic(), len(measured_pairs(runs, samples))
     session.say(f"{name}: {before} of {wanted} runs are known, {len(runs)} to choose from")

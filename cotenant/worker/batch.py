@@ -99,13 +99,12 @@ class BatchBuilder:
         else:
             arrays = [self._array(part) for part in parts]
         shape = arrays[0].shape if len(arrays) == 1 else (rows, *first.shape[1:])
-        staging = self._runner.stage(first.name, shape)
+        joined = self._runner.join(first.name, arrays, shape)
+        if joined is not None:
+            return joined
         if len(arrays) > 1:
-            return np.concatenate(arrays, out=staging)
-        if staging is None:
-            return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
-        staging[...] = arrays[0]
-        return staging
+            return np.concatenate(arrays)
+        return arrays[0] if arrays[0].flags.aligned else arrays[0].copy()
 
     def _array(self, part: TensorPart) -> Array:
         data = memoryview(self._memory)[part.start : part.start + part.size] if part.data is None else part.data

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import math
 import mmap
@@ -55,6 +56,10 @@ SWITCH_INTERVAL = 0.0002
 
 # Created before any thread starts: two threads creating decoders of the same types at once can crash msgspec 0.22.
 _decoder = msgspec.msgpack.Decoder(ToWorker)
+
+
+# One mapping for all lanes of a process: what of it a GPU may read, the driver then keeps in place once.
+_mapped = functools.cache(map_memory)
 
 
 def main() -> None:
@@ -139,11 +144,11 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     os.environ.update(setup.env.items() - os.environ.items())
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)  # before any thread pool is created: threads inherit the affinity
-    memory = map_memory(arena, setup.arena)
+    memory = _mapped(arena, setup.arena)
     resources = contextlib.ExitStack()  # closed on an orderly end only: closing on a broken device would mask its error
     try:
         with in_background() if setup.background else contextlib.nullcontext():
-            loaded, pinned = _load_models(setup, processors, resources)
+            loaded, pinned = _load_models(setup, processors, memory, resources)
     except (DeviceError, ModelError) as error:
         send(WorkerBroken(str(error)))
         resources.close()
@@ -184,7 +189,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
 
 
 def _load_models(
-    setup: Setup, processors: Multiprocessors, resources: contextlib.ExitStack
+    setup: Setup, processors: Multiprocessors, memory: mmap.mmap, resources: contextlib.ExitStack
 ) -> tuple[dict[str, tuple[runners.Runner, int]], dict[int, int]]:
     """Load each model. Return its runner with the bytes that the outputs of one row take, and threads that stay on a
     core of their own: on which of the lane's."""
@@ -195,7 +200,9 @@ def _load_models(
     pinned: dict[int, int] = {}
     for model in setup.models:
         before = _threads()
-        runner, footprint = runners.load_runner(model, threads=setup.threads, fake=setup.fake, stream=stream)
+        runner, footprint = runners.load_runner(
+            model, threads=setup.threads, fake=setup.fake, stream=stream, memory=memory
+        )
         resources.callback(runner.close)
         loaded[model.name] = runner, footprint
         created = sorted(_threads() - before)

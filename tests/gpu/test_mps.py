@@ -16,6 +16,7 @@ import pytest
 from cotenant.backends import nvidia
 from cotenant.backends.mps import Mps
 from cotenant.core.identity import DeviceId, LaneId
+from cotenant.core.units import WHOLE
 from cotenant.errors import DeviceError
 from cotenant.worker.runners import modules_of
 from cotenant.worker.wire import WorkerModel
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.gpu
 
 Figure = Callable[..., None]
 
+CLOSE = 0.1  # how far a throughput may be from what multiprocessors say
 SEEN = 1.0  # seconds until a fault is told
 BACK = 60.0  # seconds until MPS takes clients again
 
@@ -37,7 +39,11 @@ os.environ.update(json.loads(sys.stdin.readline()))
 from tests.gpu.kernels import Kernels
 kernels = Kernels()
 print(kernels.multiprocessors, flush=True)
-if sys.stdin.readline().strip() == "fault":
+word = sys.stdin.readline().strip()
+if word == "compute":
+    kernels.start_compute(0, times=3)
+    print(min(kernels.seconds(0) for _ in range(7)), flush=True)
+if word == "fault":
     kernels.start_where(0, 16)
     kernels.wait(0)
 """
@@ -130,6 +136,21 @@ def test_mps_client_sees_its_share_of_multiprocessors(backend: Mps, share: int, 
         figure(share=share, multiprocessors=it.said, of=gpu.multiprocessors)
         exact = gpu.multiprocessors * share / 1000
         assert exact - 2 <= int(it.said) <= exact  # rounded down, to pairs where the hardware has pairs
+
+
+def test_mps_throughput_is_proportional_to_multiprocessors(backend: Mps, figure: Figure) -> None:
+    """Of a kernel that only computes, in blocks that any multiprocessor takes."""
+    (gpu,) = backend._gpus
+    lane, seconds, processors = LaneId(DeviceId(gpu.kind), 0), {}, {}
+    for share in (1000, 750, 500, 250, 100):
+        with client(backend, lane, backend.open(lane, share).env) as it:
+            processors[share] = int(it.said)
+            it.tell("compute")
+            assert it.process.stdout
+            seconds[share] = float(it.process.stdout.readline())
+    kept = {share: seconds[WHOLE] / took / (processors[share] / processors[WHOLE]) for share, took in seconds.items()}
+    figure(share_kept={share: round(value, 4) for share, value in kept.items()}, multiprocessors=processors)
+    assert {share: value for share, value in kept.items() if abs(value - 1) > CLOSE} == {}
 
 
 @pytest.mark.parametrize("platform", ["pytorch_libtorch", "pytorch_export"])

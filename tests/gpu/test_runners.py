@@ -17,6 +17,7 @@ import pytest
 from cotenant import zoo
 from cotenant.core.tensor import TensorSpec
 from cotenant.worker import repository, runners
+from cotenant.worker.arena import KEPT
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
 from cotenant.worker.runners.arrays import Array
@@ -88,6 +89,43 @@ def test_runner_cuda_graph_gives_equal_outputs_faster(root: Path, name: str, fig
     for plain, recorded in zip(*answers.values(), strict=True):
         np.testing.assert_allclose(recorded, plain, atol=1e-2 * np.abs(plain).max())
     assert taken[ROWS, 1] < 1.1 * taken[()]
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32])
+@pytest.mark.parametrize("side", [112, 224, 448])  # 147 KiB, 588 KiB and 2.3 MiB a row
+def test_runner_reads_large_inputs_where_they_are(
+    tmp_path: Path, side: int, rows: int, figure: Callable[..., None]
+) -> None:
+    """Beyond the part of the arena whose pages stay, the processor joins them first."""
+    path = tmp_path / "model.py"
+    path.write_text("""
+import torch
+class Sums(torch.nn.Module):
+    def forward(self, x):
+        return x.sum(dim=(1, 2, 3))
+""")
+    spec = TensorSpec("x", "FP32", (-1, 3, side, side)), TensorSpec("y", "FP32", (-1,))
+    it = WorkerModel(
+        name="m", path=str(path), platform="pytorch_module", max_batch=rows, inputs=spec[:1], outputs=spec[1:]
+    )
+    data = np.random.default_rng(0).random((rows, 3, side, side), np.float32)
+    size, taken, sums = data[0].nbytes, {}, {}
+    memory = mmap.mmap(-1, KEPT + rows * size)
+    card = runners.load_runner(it, threads=4, fake=False, stream=STREAM, memory=memory)[0]
+    for name, start in (("read", 0), ("joined", KEPT)):
+        memory[start : start + rows * size] = data.tobytes()
+        batch = [[TensorPart("x", "FP32", (1, 3, side, side), None, start + row * size, size)] for row in range(rows)]
+        seconds = []
+        for _ in range(30):
+            begun = time.perf_counter()
+            answers = BatchBuilder(card, memory, (0, 0)).run(batch)
+            seconds.append(time.perf_counter() - begun)
+        taken[name] = 1e3 * float(np.median(seconds))
+        sums[name] = np.array([np.frombuffer(answer[0].data or b"", np.float32)[0] for answer in answers])  # type: ignore[union-attr]
+    figure(kib=size >> 10, rows=rows, ms=taken)
+    np.testing.assert_allclose(sums["read"], data.sum(axis=(1, 2, 3)), rtol=1e-4)
+    np.testing.assert_array_equal(sums["read"], sums["joined"])
+    card.close()
 
 
 def test_runner_second_lane_adds_no_weights(root: Path, figure: Callable[..., None]) -> None:

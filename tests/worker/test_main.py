@@ -84,7 +84,7 @@ def test_resize_changes_limit_cores_and_batches_of_a_running_worker() -> None:
 
 
 PINS = """
-import contextlib, os, sys, threading
+import contextlib, mmap, os, sys, threading
 from cotenant.worker import main, runners
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
@@ -110,7 +110,7 @@ os.sched_setaffinity(0, cores)
 runners.load_runner = load
 setup = Setup(arena=1, models=(sleeper(0.1), sleeper(0.1)), cores=cores, threads=2)
 with contextlib.ExitStack() as stack:
-    loaded, pinned = main._load_models(setup, Multiprocessors(), stack)
+    loaded, pinned = main._load_models(setup, Multiprocessors(), mmap.mmap(-1, 1), stack)
 show()
 main._resize(Resize((), cores[::-1]), CpuThrottle(1.0), loaded, pinned)
 show()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import mmap
 import re
 import subprocess
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,6 +56,35 @@ def run(runner: Runner, arrays: list[Array]) -> list[Any]:
 @pytest.fixture(scope="module")
 def doubles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WorkerModel]:
     return {platform: modules.double(tmp_path_factory.mktemp(platform), platform) for platform in modules.KINDS}
+
+
+class Reading(CpuDevice):
+    """Reads what requests bring where it is, as a GPU does in the arena."""
+
+    def reads(self, parts: Sequence[Array]) -> bool:
+        return True
+
+    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(host))
+
+
+def test_pytorch_inputs_that_the_device_reads_are_not_staged(
+    doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = doubles["pytorch_libtorch"]
+    runner = Torch(it, place := Reading(), load_model(it, place.device))
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    monkeypatch.setattr(place, "stage", lambda shape, dtype: pytest.fail("it was staged"))
+    with mmap.mmap(-1, 4096) as memory:
+        memory[: rows.nbytes] = rows.tobytes()
+        for cuts in ((0, 6), (0, 1, 4, 6)):
+            batch = [
+                [TensorPart("x", "FP32", (end - start, 2), None, 8 * start, 8 * (end - start))]
+                for start, end in itertools.pairwise(cuts)
+            ]
+            answers = BatchBuilder(runner, memory, (0, 0)).run(batch)
+            assert b"".join(bytes(answer[0].data or b"") for answer in answers) == (2 * rows).tobytes()  # type: ignore[union-attr]
+        gc.collect()
 
 
 @pytest.mark.parametrize("platform", modules.KINDS)

@@ -5,6 +5,8 @@ Each library is imported only for a model that needs it: PyTorch takes seconds a
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from cotenant.errors import ModelError
@@ -29,8 +31,9 @@ class Runner(Protocol):
     @property
     def memory(self) -> int: ...
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> Array | None:
-        """Return a staging array for an input of the next run; None if any array will do."""
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> Array | None:
+        """Join the rows of requests to an input of the next run, where the device reads it; None if any array of this
+        shape will do. Raises ModelError if there is no memory for it."""
         ...
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
@@ -59,13 +62,16 @@ def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
     return (runner, f"{__name__}.{model.platform.partition('_')[0]}") if library == "trees" else (runner,)
 
 
-def load_runner(model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None) -> tuple[Runner, int]:
+def load_runner(
+    model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None, memory: mmap.mmap | None = None
+) -> tuple[Runner, int]:
     """Load a model and warm it up; return its runner and the bytes of the outputs of one row, each output aligned.
 
     stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's
-    own; None for the CPU. Raises ModelError, and DeviceError if there is no GPU to run on.
+    own; None for the CPU. memory: the arena, which a GPU may read by itself. Raises ModelError, and DeviceError if
+    there is no GPU to run on.
     """
-    runner = _runner(model, threads, fake, stream)
+    runner = _runner(model, threads, fake, stream, memory)
     return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
 
 
@@ -96,7 +102,7 @@ def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "tree
     return "trees" if model.platform in ("xgboost_json", "lightgbm_text") else "onnx"
 
 
-def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) -> Runner:
+def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None, memory: mmap.mmap | None) -> Runner:
     library = _library(model, fake)
     if library == "fake":
         from cotenant.worker.runners.fake import Fake
@@ -107,7 +113,7 @@ def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None) ->
             from cotenant.worker.runners.pytorch import import_torch
         except ModuleNotFoundError:
             raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
-        return import_torch(model, threads, stream)
+        return import_torch(model, threads, stream, memory)
     if library == "trees":
         from cotenant.worker.runners.trees import load_trees
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cotenant.errors import ModelError
 from cotenant.worker.runners.arrays import Array, filled_array
 from cotenant.worker.wire import WorkerModel
@@ -22,7 +24,7 @@ class Fake:
             )
         self.model = model
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> None:
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> None:
         return None
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:

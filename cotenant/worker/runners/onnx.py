@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Onnx:
             raise ModelError(f"{model.path}: ONNX Runtime cannot load it: {one_line(error)}") from None
         self._outputs = [node.name for node in self._session.get_outputs()]
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> None:
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> None:
         return None
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Python:
         self._path = Path(model.path)
         self._call = load_callable(self._path)
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> None:
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> None:
         return None
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:

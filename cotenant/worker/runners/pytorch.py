@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import mmap
 import re
 import sys
 import threading
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from cotenant.core.tensor import TensorSpec
@@ -44,11 +46,11 @@ _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyD
 _loading = threading.Lock()
 
 
-def import_torch(model: WorkerModel, threads: int, stream: int | None) -> Torch:
+def import_torch(model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None) -> Torch:
     """Load a model on the CPU, or on the GPU of a CUDA stream. Raises ModelError, and DeviceError if there is no
     GPU."""
     torch.set_num_threads(threads)
-    place = CpuDevice() if stream is None else CudaDevice(stream)
+    place = CpuDevice() if stream is None else CudaDevice(stream, memory)
     return Torch(model, place, load_model(model, place.device))
 
 
@@ -101,7 +103,14 @@ def _load_torchscript(model: WorkerModel, device: torch.device) -> Module:
 def _move_constants(module: Any, device: torch.device) -> None:
     """Retarget device constants of traced graphs: PyTorch moves weights only, not the tensors that a graph creates."""
     for part in module.modules():
-        for node in part.graph.findAllNodes("prim::Constant") if hasattr(part, "graph") else ():
+        try:
+            graph = part.graph
+        except (
+            AttributeError,
+            RuntimeError,
+        ):  # a container computes nothing, which releases of PyTorch say differently
+            continue
+        for node in graph.findAllNodes("prim::Constant"):
             if node.output().type().kind() == "DeviceObjType":
                 node.s_("value", str(device))
 
@@ -193,7 +202,7 @@ class Torch:
         self._module = module
         self._inputs = {spec.name: spec for spec in model.inputs}
         self._by_name = set(self._inputs) <= _arguments(module)
-        self._staged: dict[str, tuple[Array, torch.Tensor]] = {}
+        self._joined: dict[str, tuple[Array, Sequence[torch.Tensor]]] = {}  # by input: what stands for it, and its rows
         self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
         self._weights = _weight_bytes(module) if place.device.type != "cpu" else 0
         batch_memory = _batch_memory.setdefault(module, {})
@@ -209,20 +218,29 @@ class Torch:
     def memory(self) -> int:
         return self._weights + self._taken
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> Array:
-        datatype = self._inputs[name].datatype
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> Array:
+        """Join the parts in staging memory, unless the device reads them where they are: then the result only stands
+        for them."""
+        if self._place.reads(parts):
+            array = np.broadcast_to(np.empty((), parts[0].dtype), shape)
+            self._joined[name] = array, [_tensor(part, TYPES[self._inputs[name].datatype]) for part in parts]
+            return array
         try:
-            tensor = self._place.stage(shape, TYPES[datatype])
+            tensor = self._place.stage(shape, TYPES[self._inputs[name].datatype])
         except RuntimeError as error:
             raise ModelError(f"no memory for copies of {name!r}: {_brief(error)}") from None
         array = _array(tensor)
-        self._staged[name] = array, tensor
+        if len(parts) > 1:
+            np.concatenate(parts, out=array)
+        else:
+            array[...] = parts[0]
+        self._joined[name] = array, [tensor]
         return array
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         try:
             with self._place.scope(), self._mode():
-                given = [self._place.to_device(self._on_host(name, inputs[name])) for name in self._inputs]
+                given = [self._given(name, inputs[name]) for name in self._inputs]
                 graph = self._graphs.get(tuple([tuple(tensor.shape) for tensor in given]))
                 outputs = self._compute(given) if graph is None else graph.run(given)
                 copied = [(spec, self._place.to_host(self._checked(spec, value))) for spec, value in outputs]
@@ -236,7 +254,7 @@ class Torch:
                 raise DeviceError(f"model {self.model.name!r} corrupted its CUDA context: {_brief(reason)}") from None
             raise ModelError(_brief(error) or type(error).__name__) from None
         finally:
-            self._staged.clear()
+            self._joined.clear()
         return [(spec.name, _array(value)) for spec, value in copied]
 
     def minimum_seconds(self, rows: int) -> float:
@@ -257,14 +275,13 @@ class Torch:
         ):
             yield
 
-    def _on_host(self, name: str, array: Array) -> torch.Tensor:
-        """Return an input in staging memory, copying it there if it was not staged."""
-        staged = self._staged.get(name)
-        if staged is None or staged[0] is not array:
-            place = self.stage(name, array.shape)
-            place[...] = array
-            staged = self._staged[name]
-        return staged[1]
+    def _given(self, name: str, array: Array) -> torch.Tensor:
+        """Copy an input to the device, by way of staging memory if it was not joined."""
+        joined = self._joined.get(name)
+        if joined is None or joined[0] is not array:
+            self.join(name, [array], array.shape)
+            joined = self._joined[name]
+        return self._place.to_device(joined[1])
 
     def _compute(self, given: Sequence[torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
         result = self._module(**dict(zip(self._inputs, given, strict=True))) if self._by_name else self._module(*given)
@@ -296,9 +313,9 @@ class Torch:
             with self._mode():
                 with self._place.scope():
                     ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-                    given = [self._place.to_device(self._on_host(name, array)) for name, array in ones.items()]
+                    given = [self._given(name, array) for name, array in ones.items()]
                 self._place.wait()
-                self._staged.clear()
+                self._joined.clear()
                 try:
                     captured = self._place.capture(functools.partial(self._compute, given))
                 except RuntimeError as error:
@@ -348,6 +365,11 @@ def _weight_bytes(module: Module) -> int:
 def _array(host: torch.Tensor) -> Array:
     """View a host tensor as a numpy array; BF16 as UINT16, since numpy has no such dtype."""
     return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+
+
+def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    """View a numpy array as a host tensor."""
+    return torch.from_numpy(array).view(dtype)
 
 
 def _brief(error: object) -> str:

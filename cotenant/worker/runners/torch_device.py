@@ -7,16 +7,23 @@ synchronised before the first batch and stay until no runner uses them.
 
 from __future__ import annotations
 
+import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from cotenant.errors import DeviceError
+from cotenant.worker.arena import KEPT
+from cotenant.worker.runners.arrays import Array
 
 T = TypeVar("T")
+
+# Bytes of a part from which a copy of its own costs less than joining it to others in staging memory.
+DIRECT = 1 << 17
 
 # Guards operations on the process-wide allocator: no memory is released while another lane captures a graph.
 _allocator = threading.Lock()
@@ -35,8 +42,12 @@ class TorchDevice(Protocol):
         """Allocate host memory for asynchronous copies."""
         ...
 
-    def to_device(self, host: torch.Tensor) -> torch.Tensor:
-        """Copy a staged tensor to the device."""
+    def reads(self, parts: Sequence[Array]) -> bool:
+        """Return whether the device copies these arrays from where they are as fast as from staging memory."""
+        ...
+
+    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Copy tensors to the device, joined by their first dimension: one that is staged, or such as it reads."""
         ...
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
@@ -76,8 +87,12 @@ class CpuDevice:
     def stage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def to_device(self, host: torch.Tensor) -> torch.Tensor:
-        return host
+    def reads(self, parts: Sequence[Array]) -> bool:
+        return False
+
+    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+        (staged,) = host
+        return staged
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous()
@@ -99,9 +114,13 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """Represent the first visible CUDA device. stream: handle of the CUDA stream to use; 0 for a new one."""
+    """Represent the first visible CUDA device.
 
-    def __init__(self, stream: int) -> None:
+    stream: handle of the CUDA stream to use; 0 for a new one. memory: the arena; of its first part, whose pages stay,
+    the device reads large inputs by itself, which saves the processor to join them in staging memory.
+    """
+
+    def __init__(self, stream: int, memory: mmap.mmap | None = None) -> None:
         if not torch.cuda.is_available():
             why = "it is built without CUDA"
             if torch.version.cuda:
@@ -112,6 +131,7 @@ class CudaDevice:
         # Blocking events: one spinning thread per lane would take all cores.
         self._begun = torch.cuda.Event(enable_timing=True, blocking=True)
         self._ended = torch.cuda.Event(enable_timing=True, blocking=True)
+        self._readable = range(0) if memory is None else _registered(memory)
         self._pool = torch.cuda.graph_pool_handle()  # shared by all graphs of the stream, which never run concurrently
 
     def scope(self) -> AbstractContextManager[object]:
@@ -121,8 +141,23 @@ class CudaDevice:
         # PyTorch caches pinned blocks and reuses one when its copies are done.
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def to_device(self, host: torch.Tensor) -> torch.Tensor:
-        return host.to(self.device, non_blocking=True)
+    def reads(self, parts: Sequence[Array]) -> bool:
+        return all(
+            part.nbytes >= DIRECT
+            and part.flags.c_contiguous
+            and self._readable.start <= part.ctypes.data
+            and part.ctypes.data + part.nbytes <= self._readable.stop
+            for part in parts
+        )
+
+    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(host) == 1:
+            return host[0].to(self.device, non_blocking=True)
+        rows = sum(len(part) for part in host)
+        joined = torch.empty((rows, *host[0].shape[1:]), dtype=host[0].dtype, device=self.device)
+        for place, part in zip(joined.split([len(part) for part in host]), host, strict=True):
+            place.copy_(part, non_blocking=True)
+        return joined
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return self.stage(tuple(value.shape), value.dtype).copy_(value, non_blocking=True)
@@ -169,6 +204,24 @@ class CudaDevice:
             finally:
                 graph.capture_end()
         return result, graph.replay
+
+
+_addresses: dict[int, range] = {}  # that the device reads, by where a mapping begins; a process maps the arena once
+
+
+def _registered(memory: mmap.mmap) -> range:
+    """Have the driver keep the first part of the arena in place, for the device to read; return its addresses.
+
+    The pages beyond `KEPT` go back to the system when they are free, so they are not registered. None are if the driver
+    refuses, such as beyond a limit on locked memory: inputs are then copied by the processor.
+    """
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    with _allocator:
+        if start not in _addresses:
+            size = min(len(memory), KEPT)
+            refused = int(torch.cuda.cudart().cudaHostRegister(start, size, 0))
+            _addresses[start] = range(0) if refused else range(start, start + size)
+        return _addresses[start]
 
 
 class _Scope:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cotenant.errors import ModelError
@@ -26,7 +26,7 @@ class Trees:
         self._predict = predict
         self._output = tree_output(path, model.platform, read_tree_model(path, model.platform), model.parameters)
 
-    def stage(self, name: str, shape: tuple[int, ...]) -> None:
+    def join(self, name: str, parts: Sequence[Array], shape: tuple[int, ...]) -> None:
         return None
 
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
