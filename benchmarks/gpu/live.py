@@ -36,10 +36,12 @@ from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.planning import plan as plan_problem
 from cotenant.runtime.dispatcher import HOPELESS, PASSED
+from cotenant.runtime.events import LaneSpec
 from cotenant.runtime.lane_specs import lane_specs
 from cotenant.runtime.log import read_log
 from cotenant.sim.run import simulate
-from cotenant.sim.trace_replay import collect_observations, recorded_batches
+from cotenant.sim.service import Key
+from cotenant.sim.trace_replay import ObservedBatch, collect_observations, recorded_batches
 from cotenant.worker.repository import sample_inputs
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import generate_arrivals
@@ -103,6 +105,7 @@ async def _served(
         bench = _LoadedServer(session, server, log)
         if session.left - rest > MIN_SECONDS + len(LOADS) * COMPARED:
             result["agreement"] = await bench.compare(deployment)
+            result["batches"] = bench.batches
         else:
             session.lacks(f"{name}: live against simulated: out of time")
         times, temporal = await _smallest_feasible_factor(deployment)
@@ -187,11 +190,16 @@ async def _prepared(
 
 
 class _LoadedServer:
-    """Put a server under load. log: of its events, as it writes them."""
+    """Put a server under load.
+
+    log: of its events, as it writes them. batches: of a comparison's first run, how long batches of each size took, and
+    how long they were planned to take.
+    """
 
     def __init__(self, session: Session, server: Server, log: BufferedWriter) -> None:
         self._session = session
         self._server = server
+        self.batches: list[dict[str, Any]] = []
         self._log = log
         rng = np.random.default_rng(0)
         self._inputs = {
@@ -220,7 +228,9 @@ class _LoadedServer:
         lanes = lane_specs(plan, {model.name: model for model in problem.models}, problem.profiles)
         since = time.monotonic()
         await self._run_load(models, plan, LOADS[1], COMPARED / 2, seed=1000)
-        took = recorded_batches(lanes, collect_observations(read_log(self._written()), since, time.monotonic()).batches)
+        observed = collect_observations(read_log(self._written()), since, time.monotonic()).batches
+        took = recorded_batches(lanes, observed)
+        self.batches = _batches(lanes, observed)
         rows = []
         for load in LOADS:
             live = await self._run_load(models, plan, load, COMPARED, seed=0)
@@ -335,6 +345,20 @@ class _LoadedServer:
     def _written(self) -> list[bytes]:
         self._log.flush()
         return Path(self._log.name).read_bytes().split(b"\n")[:-1]
+
+
+def _batches(lanes: Sequence[LaneSpec], observed: Mapping[Key, Sequence[ObservedBatch]]) -> list[dict[str, Any]]:
+    planned = {(lane.id, model.model): model.latencies for lane in lanes for model in lane.models}
+    rows = []
+    for (lane, model), ran in observed.items():
+        sizes: dict[int, list[float]] = {}
+        for batch in ran:
+            sizes.setdefault(batch.rows, []).append(batch.seconds * 1e3)
+        for size, taken in sorted(sizes.items()):
+            p10, p50, p90 = np.quantile(taken, (0.1, 0.5, 0.9)).tolist()
+            figures = {"p10_ms": p10, "p50_ms": p50, "p90_ms": p90, "planned_ms": planned[lane, model][size - 1] * 1e3}
+            rows.append({"lane": str(lane), "model": model, "rows": size, "batches": len(taken), **figures})
+    return rows
 
 
 def _served_by(problem: Problem, plan: Plan) -> list[Model]:

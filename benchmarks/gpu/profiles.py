@@ -32,7 +32,8 @@ from cotenant.profiling.counters import Kernel
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles
 
 SHARES = tuple(range(100, 1001, 100))
-SECONDS = 0.15  # for a point
+SECONDS = 0.1  # for a point
+PROFILES = 3  # of the time, those of a backend, where counters get 1
 EVERY = 20  # points between writes
 ROWS = 37  # different ones of a model; no divisor of a batch
 COUNTED = (1, 8, 32)  # batches
@@ -43,11 +44,12 @@ Points = dict[str, list[Point]]
 
 
 def run(session: Session, models: Mapping[str, ServableModel]) -> None:
-    parts = len(session.backends) + (not session.cpu)
-    for place, name in enumerate(session.backends):
+    left = PROFILES * len(session.backends) + (not session.cpu)
+    for name in session.backends:
         with session.backend(name) as backend:
             if backend is not None:
-                uvloop.run(_measured(session, models, name, backend, session.left * (1 - 1 / (parts - place))))
+                uvloop.run(_measured(session, models, name, backend, session.left * (1 - PROFILES / left)))
+        left -= PROFILES
     if not session.cpu:
         _count(session, models)
 
