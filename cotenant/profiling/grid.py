@@ -435,9 +435,11 @@ class _Bench:
                 self._pool, self._listener, self._lane, next(self._numbers), name, next(batches)
             )
             rest = timing.pause  # the throttle of a small share is a rest too
-            if first and taken < SLOW:
-                first = False
-                continue  # cold caches, untouched memory
+            if first and (taken < SLOW or timing.device):
+                # Cold caches, untouched memory; on a GPU libraries choose a kernel for each operator of a new size,
+                # which takes 0.1 s and more.
+                first, begun = False, time.monotonic()
+                continue
             latencies.append(taken)
             timings.append(timing)
             if taken > longest:

@@ -79,7 +79,7 @@ def work() -> None:
     except (BrokenPipeError, ConnectionResetError):
         sys.exit(1)  # the server is gone
     except DeviceError as error:
-        sys.exit(str(error))
+        end_broken(error)
     if not device:
         _end_process()
 
@@ -114,9 +114,18 @@ def _serve_lane(descriptor: int, arena: int, processors: Multiprocessors) -> Non
 def _exit_process(failure: threading.ExceptHookArgs) -> None:
     """End the process: an unexpected error in one lane may have corrupted the state that all lanes share."""
     if isinstance(failure.exc_value, DeviceError):
-        print(failure.exc_value, file=sys.stderr)  # noqa: T201  # the server reports the last line as the reason
-    else:
-        traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+        end_broken(failure.exc_value)
+    traceback.print_exception(failure.exc_type, failure.exc_value, failure.exc_traceback)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def end_broken(error: DeviceError) -> NoReturn:
+    """End the process with the reason as the last line, which the server reports.
+
+    Nothing is taken apart: CUDA's libraries abort the process when they meet a broken device there, and say so last.
+    """
+    print(error, file=sys.stderr)  # noqa: T201
     sys.stderr.flush()
     os._exit(1)
 

@@ -202,12 +202,17 @@ class Wild(torch.nn.Module):
     program = f"""
 import numpy as np
 from cotenant.core.tensor import TensorSpec
+from cotenant.errors import DeviceError
 from cotenant.worker import runners
+from cotenant.worker.main import end_broken
 from cotenant.worker.wire import WorkerModel
 spec = (TensorSpec("x", "FP32", (-1, 2)),)
-runners.load_runner(WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module", inputs=spec, outputs=spec),
-             threads=1, fake=False, stream=0)
+model = WorkerModel(name="m", path={str(path)!r}, platform="pytorch_module", inputs=spec, outputs=spec)
+try:
+    runners.load_runner(model, threads=1, fake=False, stream=0)
+except DeviceError as error:
+    end_broken(error)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ.copy())
     assert ended.returncode == 1
-    assert "DeviceError: model 'm' corrupted its CUDA context: CUDA error: " in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("model 'm' corrupted its CUDA context: CUDA error: ")

@@ -220,7 +220,7 @@ def test_serving_share_change_adds_no_memory(backend: Backend, tmp_path: Path, f
     async def scenario() -> list[int]:
         used = []
         async with pool_of(backend) as (pool, told, _):
-            for number, cut in enumerate((share, WHOLE, share, WHOLE)):
+            for number, cut in enumerate((share, WHOLE) * 4):
                 lane = LaneId(device, number)
                 await pool.start(lane, cut, [burn], leaving=[LaneId(device, number - 1)] if number else [])
                 assert await told.next() == ("ready", lane)
@@ -233,7 +233,9 @@ def test_serving_share_change_adds_no_memory(backend: Backend, tmp_path: Path, f
 
     used = asyncio.run(scenario())
     figure(backend=backend.name, memory=used)
-    assert max(used) - used[0] < GROWN
+    # In the first round each stream that is new to PyTorch takes a workspace, which stays; and what a lane caches for
+    # its next batch is there or not, so that maxima are compared.
+    assert max(used[4:]) < max(used[2:4]) + GROWN
 
 
 def test_serving_out_of_memory_fails_one_request(backend: Backend, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from cotenant.profiling.grid import (
     _Reserved,
     grid_of,
     profile_model,
+    run_batch,
 )
 from cotenant.profiling.grid import measure_profiles as measure_set
 from cotenant.worker.arena import Arena
@@ -91,6 +92,26 @@ def test_measure_profiles_points_of_no_use_to_plans_are_skipped(tmp_path: Path) 
     found, progress = measure(graphs.identity(tmp_path / "model.onnx"), floats, hasty)
     assert [(point.share, point.batch) for point in found.points] == [(1000, 1)]
     assert sum(progress) == hasty.points
+
+
+def test_measure_profiles_first_batch_of_a_size_on_a_gpu_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: PyTorch's libraries choose kernels then."""
+    sizes = set()
+
+    async def timed(*args: Any) -> tuple[float, Timing]:
+        *_, requests = args
+        size = requests[0][0].shape[0]
+        first = (args[2], size) not in sizes
+        sizes.add((args[2], size))
+        _, timing = await run_batch(*args)
+        return 0.14 if first else 0.005, msgspec.structs.replace(timing, device=0.004)
+
+    monkeypatch.setattr("cotenant.profiling.grid.run_batch", timed)
+    found, _ = measure(graphs.identity(tmp_path / "model.onnx"), floats)
+    assert {point.latency for point in found.points} == {0.005}
+    assert {point.features["p99_ms"] for point in found.points} == {5.0}
 
 
 def test_measure_profiles_model_that_fails_on_its_sample_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -219,9 +220,30 @@ def _registered(memory: mmap.mmap) -> range:
     with _allocator:
         if start not in _addresses:
             size = min(len(memory), KEPT)
-            refused = int(torch.cuda.cudart().cudaHostRegister(start, size, 0))
+            refused = not _register(start, size)
             _addresses[start] = range(0) if refused else range(start, start + size)
+            weakref.finalize(memory, _unregister, start).atexit = False
         return _addresses[start]
+
+
+def _register(start: int, size: int) -> bool:
+    """Return whether the driver keeps this memory in place.
+
+    It is asked by its own interface: a refusal by the runtime's would be the error of PyTorch's next call.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return False
+    (code,) = driver.cuMemHostRegister(start, size, 0)
+    return code == driver.CUresult.CUDA_SUCCESS  # type: ignore[no-any-return]
+
+
+def _unregister(start: int) -> None:
+    if _addresses.pop(start):
+        from cuda.bindings import driver
+
+        driver.cuMemHostUnregister(start)
 
 
 class _Scope:
