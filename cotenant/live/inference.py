@@ -21,6 +21,7 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.shared_memory import SharedTensors
+from cotenant.live.threads import run_in_thread
 from cotenant.runtime.admission_state import AdmissionState, model_targets
 
 # Seconds between two polls of workers while callers keep the event loop busy. A lane idles until it gets its next
@@ -236,5 +237,4 @@ def _keep(cache: ResponseCache, key: Key, outputs: Sequence[Tensor]) -> None:
     if size <= MAX_AT_ONCE:
         cache.put(key, copied(outputs), size)
     else:
-        copying = asyncio.get_running_loop().run_in_executor(None, copied, outputs)
-        copying.add_done_callback(lambda done: cache.put(key, done.result(), size))
+        run_in_thread(lambda copying: cache.put(key, copying.result(), size), copied, outputs)

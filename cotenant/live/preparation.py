@@ -13,6 +13,7 @@ from cotenant.core.request import Outcome
 from cotenant.errors import CancelledError, FailedError, RequestError, UnavailableError
 from cotenant.live.limits import MAX_AT_ONCE
 from cotenant.live.oip import UNEXPECTED, Done, InferResponse
+from cotenant.live.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Preparations:
 
         expired = UnavailableError(f"request for model '{model}' expired: its inputs were not read in time")
         expiry = loop.call_later(within, self._end, handle, Outcome.EXPIRED, expired)
-        loop.run_in_executor(None, work).add_done_callback(worked)
+        run_in_thread(worked, work)
         return handle
 
     def cancel(self, handle: int) -> None:

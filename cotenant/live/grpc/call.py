@@ -156,9 +156,10 @@ class Call:
         error = work.exception()
         if self.connection.calls.get(self.stream) is not self:
             return
+        if isinstance(error, Exception):
+            self.fail(error)  # raised here, it would hold itself, and the message, by its traceback
+            return
         try:
-            if error is not None:
-                raise error
             self.method.unary(self, work.result())
         except Exception as failure:  # noqa: BLE001  # `fail` logs what nobody expects
             self.fail(failure)

@@ -26,6 +26,7 @@ from cotenant.live.grpc.tensors import (
 from cotenant.live.limits import MAX_AT_ONCE
 from cotenant.live.oip import Core, InferRequest, InferResponse, public_message, requested_outputs
 from cotenant.live.shared_memory import SharedMemoryNamedError
+from cotenant.live.threads import run_in_thread
 from cotenant.protocol import messages
 
 _MAX_STREAMED = 64  # requests of one stream that may wait for their responses
@@ -81,9 +82,7 @@ class InferenceMethods:
             if isinstance(result, RequestError):
                 answer(result)
             elif request.shared is not None and total_bytes(result.outputs) > MAX_AT_ONCE:
-                loop = call.connection.loop
-                writing = loop.run_in_executor(None, _write, request, result, info)
-                writing.add_done_callback(lambda written: _answer(answer, written.result))
+                run_in_thread(lambda written: _answer(answer, written.result), _write, request, result, info)
             else:
                 _answer(answer, _write, request, result, info)
 
@@ -139,7 +138,8 @@ class InferenceMethods:
                 future.set_result(result)
                 call.keep(len(result))
             else:
-                future.set_exception(result)
+                # Its traceback has a frame that knows the future: they would hold each other, and the message.
+                future.set_exception(result.with_traceback(None))
 
         request_id = ""
         try:

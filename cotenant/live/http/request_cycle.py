@@ -22,6 +22,7 @@ from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse,
 from cotenant.live.limits import MAX_AT_ONCE, MAX_DIGITS
 from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
 from cotenant.live.shared_memory import SharedMemoryNamedError, SharedTensors
+from cotenant.live.threads import run_in_thread
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("cotenant.access")
@@ -151,7 +152,7 @@ class RequestCycle:
             except Exception as error:  # noqa: BLE001  # it is logged
                 self.fail_unexpectedly(error)
 
-        asyncio.get_running_loop().run_in_executor(_readers, self._decode).add_done_callback(decoded)
+        run_in_thread(decoded, self._decode, executor=_readers)
 
     def _decode(self, shared: SharedTensors | None = None) -> Decoded:
         header = _header_length(self.headers)
@@ -180,10 +181,14 @@ class RequestCycle:
             self.fail(result)
             return
         if self.format.regions and total_bytes(result.outputs) > MAX_AT_ONCE:
-            encoding = asyncio.get_running_loop().run_in_executor(
-                None, codec.encode, self.request, result, self.info, self.format
+            run_in_thread(
+                lambda encoded: self._respond(encoded.result),
+                codec.encode,
+                self.request,
+                result,
+                self.info,
+                self.format,
             )
-            encoding.add_done_callback(lambda encoded: self._respond(encoded.result))
         else:
             self._respond(codec.encode, self.request, result, self.info, self.format)
 
@@ -216,8 +221,7 @@ class RequestCycle:
         if size < _MIN_THREADED:
             self.send(200, content_type, (deflate(body, encoding),), headers)
         else:
-            packing = asyncio.get_running_loop().run_in_executor(None, deflate, body, encoding)
-            packing.add_done_callback(lambda packed: self._send_packed(packed, content_type, headers))
+            run_in_thread(lambda packed: self._send_packed(packed, content_type, headers), deflate, body, encoding)
 
     def _send_packed(self, packed: asyncio.Future[bytes], content_type: str, headers: bytes) -> None:
         if error := packed.exception():

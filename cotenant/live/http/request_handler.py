@@ -18,6 +18,7 @@ from cotenant.live.http.request_cycle import RequestCycle, authorization_of
 from cotenant.live.http.routes import Route, Services, find_route
 from cotenant.live.limits import Limits, MemoryBudget
 from cotenant.live.oip import rejection
+from cotenant.live.threads import run_in_thread
 
 _ROUTES = 1024  # URLs whose routes are remembered
 _MAX_URL = 512  # bytes of such a URL
@@ -194,5 +195,4 @@ class RequestHandler:
                 request.body = body
                 self.start(request)
 
-        work = asyncio.get_running_loop().run_in_executor(None, inflate, request.body, most)
-        work.add_done_callback(unpacked)
+        run_in_thread(unpacked, inflate, request.body, most)

@@ -373,6 +373,7 @@ def test_pod_whose_share_the_api_server_refuses_holds_up_no_other(caplog: pytest
             async with controlling(client):
                 await eventually(lambda: "refused (422)" in message(pods(api)["b"]))
                 assert "refused (422)" in message(pods(api)["a"])  # the older one, and both were tried
+                await eventually(lambda: "refused (422)" in caplog.text)  # it is logged after both were told
         async with controlling(client):
             await eventually(lambda: whole(api, "b"))
         assert caplog.text.count("refused (422)") == 1
