@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 
-async def eventually(holds: Callable[[], Any] | Callable[[], Awaitable[Any]], seconds: float = 20.0) -> Any:
+async def eventually(holds: Callable[[], Any] | Callable[[], Awaitable[Any]], seconds: float = 60.0) -> Any:
     """Return what `holds` returns as soon as that is true. Raises AssertionError where it is not within `seconds`."""
     end = asyncio.get_running_loop().time() + seconds
     while True:

@@ -95,7 +95,7 @@ async def becomes(
         return last.get(type, ("", "", ""))[:2] == (status, reason)
 
     try:
-        await eventually(holds, 30.0)
+        await eventually(holds)
     except AssertionError:
         raise AssertionError(f"{name}: {type} is not {status} ({reason}): {last}") from None
     return str(last[type][2])

@@ -273,16 +273,17 @@ def test_claim_of_somebody_else_is_left_alone_and_named(caplog: pytest.LogCaptur
     play(scenario)
 
 
-def test_claim_of_somebody_else_is_asked_for_again_only_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_of_somebody_else_is_asked_for_again_only_after_some_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(api: ApiDouble, client: ApiClient) -> None:
         api.put("resourceclaims", claim("theirs"))
         api.put("pods", pod("a", by="theirs"))
         controller = ClaimController(client)
         task = asyncio.create_task(controller.run())
-        await eventually(lambda: len(api.writes) == 1)
-        await eventually(
-            lambda: "GET /apis/resource.k8s.io/v1/namespaces/default/resourceclaims/theirs" in api.requests
-        )
+        await eventually(lambda: "claim default/theirs is somebody else's" in caplog.text)  # it has had its answers
+        assert "GET /apis/resource.k8s.io/v1/namespaces/default/resourceclaims/theirs" in api.requests
+        assert len(api.writes) == 1
         for _ in range(3):
             assert await controller.reconcile()
         assert len(api.writes) == 1

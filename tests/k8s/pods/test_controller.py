@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -39,7 +40,8 @@ async def controlling(
     """A controller; with a name, one that takes part in an election."""
 
     def elect(changed: Callable[[], None]) -> Elector:
-        return Elector(client, "shares", name, 1.0, changed)
+        # A lease that is looked at often, and that no busy machine lets run out: what it is taken by is its release.
+        return Elector(client, "shares", name, 1.0, changed, clock=lambda: time.monotonic() / 60)
 
     controller = ShareController(client, Placer(catalogue(*kinds), choose_rule(rule)), elect if name else None)
     task = asyncio.create_task(controller.run())
