@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import uvloop
 
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
+from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, ModelError
 from cotenant.live.confinement import Confinement
+from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.grid import (
     CPU_PAUSE,
     MIN_BATCHES,
@@ -253,9 +256,15 @@ def test_measure_profiles_share_too_small_for_a_model_is_omitted(tmp_path: Path)
         measured(1 << 40)
 
 
-def test_batches_that_fail_in_the_memory_of_a_worker_are_no_points(tmp_path: Path) -> None:
+def test_batches_that_fail_in_the_memory_of_a_worker_are_no_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server with the same limit could not run them either."""
-    model, grid = graphs.repeat(tmp_path / "model.onnx", 64 << 20), Grid(shares=(1000,), batches=(1, 8), seconds=0.02)
+    # Half a gigabyte is written: on a busy machine that may take longer than any batch that is of use.
+    patient = partial(SupervisedPool, options=SupervisorOptions(hang_timeout=60.0))
+    monkeypatch.setattr("cotenant.profiling.grid.SupervisedPool", patient)
+    model = graphs.repeat(tmp_path / "model.onnx", 64 << 20)
+    grid = Grid(shares=(1000,), batches=(1, 8), seconds=0.02, longest=60.0)
 
     def batches(confinement: Confinement | None) -> list[int]:
         main = profile_model(Cpu(), model, floats, kind="cpu", grid=grid, confinement=confinement)
