@@ -9,6 +9,9 @@ TORCH := torch==2.13.0 torchvision==0.28.0
 # as its installation page has it: `make test TORCH_INDEX=https://…`.
 TORCH_INDEX ?=
 
+# Tests start hundreds of processes of this program: without the bytecode of the one before, each compiles it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check test-slow kube mutants fuzz chaos soak cluster compiled bench gpu-check clean
 
 demo: $(READY)

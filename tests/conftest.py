@@ -6,7 +6,9 @@ what it finds becomes an `@example` or a test of its own.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,3 +28,14 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this process plan as on a quiet machine, whatever runs beside the tests."""
     monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: None)
     monkeypatch.setattr("cotenant.app.deployment_builder.request_seconds", lambda: REQUEST_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """Log as before the test after it: commands set what is logged in their process, which here runs other tests."""
+    loggers = [logging.getLogger(name) for name in (None, "cotenant", "cotenant.access")]
+    before = [(logger.level, logger.propagate, logger.disabled) for logger in loggers]
+    yield
+    for logger, (level, propagate, disabled) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled

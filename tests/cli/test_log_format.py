@@ -39,14 +39,11 @@ def test_json_log_line_holds_fields_and_traceback_on_one_line() -> None:
 
 @pytest.fixture
 def handler() -> Iterator[logging.Handler]:
-    logger, access, handler = logging.getLogger(), logging.getLogger("cotenant.access"), logging.StreamHandler()
+    logger, handler = logging.getLogger(), logging.StreamHandler()
     handler.setFormatter(LogFormatter())
     logger.addHandler(handler)
-    before = logger.level, access.level
     yield handler
     logger.removeHandler(handler)
-    logger.setLevel(before[0])
-    access.setLevel(before[1])
 
 
 def test_access_log_is_written_whatever_the_level_and_only_where_asked_for(handler: logging.Handler) -> None:

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate.utils
 import pytest
 
 from cotenant.k8s.client import ApiClient
 from tests.k8s.cluster import BINARIES, Cluster
 from tests.k8s.cluster import cluster as running
 from tests.k8s.servers import Connect, WithClient, double_server, real_server
+
+# It reads the schemas of a release, some megabytes, each time it holds an object against them.
+kubernetes_validate.utils.schema_contents = functools.lru_cache(64)(kubernetes_validate.utils.schema_contents)
+kubernetes_validate.utils.all_versions = functools.cache(kubernetes_validate.utils.all_versions)
 
 
 @pytest.fixture(scope="session")
