@@ -6,6 +6,7 @@ what it finds becomes an `@example` or a test of its own.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -21,6 +22,13 @@ os.environ.pop("COLUMNS", None)
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through the tests and all that they import, some 700,000 objects, again
+    and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
