@@ -49,7 +49,7 @@ class ReproducedFigures:
         """Return whether an experiment was made by the same sources and options."""
         try:
             kept = msgspec.json.decode(self._file(name).read_bytes(), type=Kept)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):  # what cannot be read is made again
             return False
         if kept.made_by != self._made_by or not self.picture(name).is_file():
             return False

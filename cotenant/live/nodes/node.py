@@ -45,10 +45,11 @@ from cotenant.worker.wire import WorkerModel
 
 logger = logging.getLogger(__name__)
 
-DIAL_LIMIT = 3.0  # seconds for a connection and its handshake
+DIAL_LIMIT = 3.0  # seconds for a connection, and again for its handshake
 FIRST_DELAY = 0.1  # seconds until a node is dialled again, doubling up to
 LONGEST_DELAY = 1.0
-TRANSFER_LIMIT = 60.0  # seconds for the answer to an offer or a part of a model
+TRANSFER_LIMIT = 60.0  # seconds for the answer to an offer or a part of a model, and
+TRANSFER_RATE = 20e6  # bytes/s at which a node reads a model at least: it answers when it has hashed all of it
 MAX_KINDS = 64
 MAX_DEVICES = 1 << 10  # of a kind
 MAX_WORDS = 1 << 10  # characters of what a node says of itself
@@ -172,12 +173,14 @@ class Node(Receiver):
         loop = asyncio.get_running_loop()
         over = self._over = loop.create_future()
         link = Link(self, at_node=False, allocate=self._allocate)
+        late = None
         try:
             async with asyncio.timeout(DIAL_LIMIT):
                 await loop.create_connection(lambda: link, self._host, self._port, ssl=self._settings.tls)
                 self._nonce, self._challenge = new_nonce(), None
                 host = socket.gethostname()
                 link.send(Hello(PROTOCOL, __version__, FRONT_END, host, self._nonce))
+            late = loop.call_later(DIAL_LIMIT, self._give_up, link)
             begun: bool = await over
             return begun
         except (OSError, TimeoutError, ssl.SSLError, ssl.CertificateError) as error:
@@ -189,6 +192,13 @@ class Node(Receiver):
             if self._link is not link:
                 link.abort("it is not dialled any more")
             raise
+        finally:
+            if late is not None:
+                late.cancel()
+
+    def _give_up(self, link: Link) -> None:
+        if link is not self._link:
+            link.abort(f"no handshake within {DIAL_LIMIT:g} s")
 
     def _allocate(self, size: int) -> Block | None:
         return None if self.arena is None else self.arena.allocate(size)
@@ -323,7 +333,7 @@ class Node(Receiver):
         answer = self._states[folder.digest] = asyncio.get_running_loop().create_future()
         link.send(message, [part] if part else ())
         try:
-            async with asyncio.timeout(TRANSFER_LIMIT):
+            async with asyncio.timeout(TRANSFER_LIMIT + sum(file.size for file in folder.files) / TRANSFER_RATE):
                 state: ModelState = await answer
         except TimeoutError:
             self._states.pop(folder.digest, None)

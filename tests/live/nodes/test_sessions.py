@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
@@ -381,6 +382,33 @@ def test_front_end_survives_a_node_that_sends_nonsense(answer: Callable[[], byte
             await reason(nodes, "does not serve this front end")
             assert not nodes.fleet() and not nodes.lost()
         server.close()
+        await server.wait_closed()
+
+    asyncio.run(scenario())
+
+
+def test_node_that_only_pings_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not silent, and never answers."""
+    monkeypatch.setattr("cotenant.live.nodes.node.DIAL_LIMIT", 0.5)
+
+    async def scenario() -> None:
+        serving = set()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            serving.add(asyncio.current_task())
+            while not writer.is_closing() and not reader.at_eof():
+                writer.write(frame(msgspec.msgpack.encode(Ping(1))))
+                await asyncio.sleep(0.05)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        async with nodes_of(f"{host}:{port}") as nodes:
+            await reason(nodes, "no handshake within 0.5 s")
+        server.close()
+        await asyncio.gather(*serving, return_exceptions=True)
         await server.wait_closed()
 
     asyncio.run(scenario())
