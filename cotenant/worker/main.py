@@ -15,6 +15,7 @@ import gc
 import math
 import mmap
 import os
+import queue
 import select
 import socket
 import sys
@@ -98,11 +99,50 @@ def _end_process() -> NoReturn:
 
 
 def host(control: socket.socket, arena: int, processors: Multiprocessors) -> None:
-    """Start a thread for each lane socket received on `control`; return when `control` is closed."""
+    """Serve each lane socket received on `control` in a thread; return when `control` is closed."""
     threading.excepthook = _exit_process
     sys.setswitchinterval(SWITCH_INTERVAL)
+    threads = LaneThreads(lambda descriptor: _serve_lane(descriptor, arena, processors))
     while descriptors := socket.recv_fds(control, 1, 1)[1]:
-        threading.Thread(target=_serve_lane, args=(descriptors[0], arena, processors)).start()
+        threads.serve(descriptors[0])
+    threads.close()
+
+
+class LaneThreads:
+    """Serve lanes in threads, each lane in the thread that was the last to end one.
+
+    PyTorch keeps what cuDNN has chosen for each size of input by thread: a lane in a new one chooses again.
+    """
+
+    def __init__(self, serve: Callable[[int], None]) -> None:
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._idle: list[queue.SimpleQueue[int | None]] = []
+        self._closed = False
+
+    def serve(self, descriptor: int) -> None:
+        """Serve a lane by its socket."""
+        with self._lock:
+            inbox = self._idle.pop() if self._idle else None
+        if inbox is None:
+            inbox = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(inbox,)).start()
+        inbox.put(descriptor)
+
+    def close(self) -> None:
+        """End the threads, each with its lane."""
+        with self._lock:
+            self._closed = True
+            for inbox in self._idle:
+                inbox.put(None)
+
+    def _run(self, inbox: queue.SimpleQueue[int | None]) -> None:
+        while (descriptor := inbox.get()) is not None:
+            self._serve(descriptor)
+            with self._lock:
+                if self._closed:
+                    return
+                self._idle.append(inbox)
 
 
 def _serve_lane(descriptor: int, arena: int, processors: Multiprocessors) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -60,6 +61,37 @@ print("went on")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert sorted(ended.stdout.split()) == ["printed", "registered", "thread"] and not ended.stderr
+
+
+def test_lane_is_served_by_the_thread_that_ended_one_last() -> None:
+    served: list[tuple[int, int]] = []
+    started, ends = queue.SimpleQueue[int](), {number: threading.Event() for number in range(5)}
+
+    def serve(number: int) -> None:
+        served.append((number, threading.get_ident()))
+        started.put(number)
+        ends[number].wait()
+
+    threads = main.LaneThreads(serve)
+    for number in range(2):
+        threads.serve(number)
+        assert started.get() == number
+    for ended, number in ((1, 2), (2, 3), (0, 4)):
+        idle = len(threads._idle)
+        ends[ended].set()
+        while len(threads._idle) == idle:
+            os.sched_yield()
+        threads.serve(number)
+        assert started.get() == number
+    by = dict(served)
+    assert by[0] == by[4] != by[1] == by[2] == by[3]
+    begun = [thread for thread in threading.enumerate() if thread.ident in by.values()]
+    ends[3].set()
+    threads.close()
+    ends[4].set()
+    for thread in begun:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in begun)
 
 
 def test_resize_changes_limit_cores_and_batches_of_a_running_worker() -> None:

@@ -11,10 +11,13 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -85,6 +88,40 @@ def test_pytorch_inputs_that_the_device_reads_are_not_staged(
             answers = BatchBuilder(runner, memory, (0, 0)).run(batch)
             assert b"".join(bytes(answer[0].data or b"") for answer in answers) == (2 * rows).tobytes()  # type: ignore[union-attr]
         gc.collect()
+
+
+class Counting(CpuDevice):
+    """Says that it is a GPU, and counts the rows of what it is given."""
+
+    device = cast(torch.device, SimpleNamespace(type="cuda"))
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+        self.rows.append(sum(len(part) for part in host))
+        return super().to_device(host)
+
+
+def test_pytorch_each_size_is_run_once_by_a_thread_before_a_lane_on_a_gpu_serves(
+    doubles: dict[str, WorkerModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = msgspec.structs.replace(doubles["pytorch_libtorch"], max_batch=6)
+    module = load_model(it, torch.device("cpu"))
+
+    def lane() -> list[int]:
+        place = Counting()
+        Torch(it, place, module)
+        return place.rows
+
+    assert lane() == [6, 6, 6, 1, 1, 1, 4, 2, 1, 6, 5, 3]
+    assert lane() == []
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lane).result() == [4, 2, 1, 6, 5, 3]
+        assert other.submit(lane).result() == []
+        monkeypatch.setattr("cotenant.worker.runners.pytorch.SIZES_SECONDS", -1.0)
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(lane).result() == []
 
 
 @pytest.mark.parametrize("platform", modules.KINDS)

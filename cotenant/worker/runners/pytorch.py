@@ -13,10 +13,11 @@ import mmap
 import re
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ TYPES = {
     "FP32": torch.float32, "FP64": torch.float64, "BF16": torch.bfloat16,
 }  # fmt: skip
 WARMUP_BATCHES = 3  # until libraries have chosen kernels and filled their caches
+SIZES_SECONDS = 1.0  # for batches of sizes that a thread has not run yet, before a lane serves
 
 Module = Callable[..., Any]
 
@@ -44,6 +46,7 @@ _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakV
 # By module and batch size, the device bytes that a batch of that size takes.
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 _loading = threading.Lock()
+_met_sizes = threading.local()  # sizes: those that a thread has run, by module
 
 
 def import_torch(model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None) -> Torch:
@@ -209,8 +212,10 @@ class Torch:
         self.warmed = model.max_batch in batch_memory
         # Memory cached by other models of the lane would hide what this one takes: release it first.
         before = 0 if self.warmed else place.release()
-        if not self.warmed and place.device.type == "cuda":
-            warm_up(self, WARMUP_BATCHES)
+        if place.device.type == "cuda":
+            if not self.warmed:
+                warm_up(self, WARMUP_BATCHES)
+            self._warm_up_sizes()
         self._capture_graphs()
         self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
 
@@ -302,6 +307,26 @@ class Torch:
         if value.dtype != TYPES[spec.datatype]:
             raise ModelError(f"output {spec.name!r} is {value.dtype}, but {spec.datatype} in config.pbtxt")
         return value.detach()
+
+    def _warm_up_sizes(self) -> None:
+        """Run a batch of each size that this thread has not run, as far as the time allows.
+
+        For the first of a size cuDNN chooses a kernel for each convolution, which takes 0.1 s and more; PyTorch keeps
+        that by thread. Training steps are left out: each changes the weights.
+        """
+        met = _met_sizes.__dict__.setdefault("sizes", weakref.WeakKeyDictionary()).setdefault(self._module, set())
+        until = time.monotonic() + SIZES_SECONDS
+        model = self.model
+        if model.gradients or not model.batched:
+            return
+        powers = {1 << power for power in range(model.max_batch.bit_length())}
+        for rows in sorted(range(1, model.max_batch + 1), key=lambda rows: (rows not in powers, -rows)):
+            if time.monotonic() > until:
+                return
+            if rows not in met:
+                with suppress(ModelError):  # it may reject some sizes, which its callers are told then
+                    self.run({spec.name: filled_array(spec, rows, 1, batched=True) for spec in model.inputs})
+                met.add(rows)
 
     def _capture_graphs(self) -> None:
         """Capture CUDA graphs, largest first so that the others fit its memory; none if an input size is not fixed."""
