@@ -10,6 +10,7 @@
     ├── LeaseError         another front end serves in place of this one
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     ├── KubernetesError    a call of a Kubernetes API server that is refused, or not answered
+    ├── PrometheusError    a query of Prometheus that is refused, or not answered, or not with what was asked for
     ├── ClaimError         a ResourceClaim that cannot be prepared: wrong, contradictory, or for more than is left
     ├── StateError         state that is kept elsewhere cannot be read or written
     │   └── StateConflictError  somebody else has written it since it was read
@@ -72,6 +73,14 @@ class NodeError(CotenantError):
 
 
 class KubernetesError(CotenantError):
+    """``status`` is the HTTP status, 0 where there was no answer."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class PrometheusError(CotenantError):
     """``status`` is the HTTP status, 0 where there was no answer."""
 
     def __init__(self, message: str, status: int) -> None:
