@@ -11,6 +11,7 @@
     ├── NodeError          a node that cannot be reached, refuses a front end, or breaks the protocol, and the reverse
     ├── KubernetesError    a call of a Kubernetes API server that is refused, or not answered
     ├── PrometheusError    a query of Prometheus that is refused, or not answered, or not with what was asked for
+    ├── InstanceError      an instance that is not provisioned or released, or nobody tells which there are
     ├── ClaimError         a ResourceClaim that cannot be prepared: wrong, contradictory, or for more than is left
     ├── StateError         state that is kept elsewhere cannot be read or written
     │   └── StateConflictError  somebody else has written it since it was read
@@ -86,6 +87,10 @@ class PrometheusError(CotenantError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class InstanceError(CotenantError):
+    pass
 
 
 class ClaimError(CotenantError):

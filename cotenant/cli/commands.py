@@ -109,6 +109,14 @@ COMMANDS = {
         "Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C.",
         "cotenant.cli.recommender:recommender",
     ),
+    "scaling-controller": (
+        "Provision and release instances by HetSev, from the rates that Prometheus has, until Ctrl-C.",
+        "cotenant.cli.scaling_controller:scaling_controller",
+    ),
+    "instance-controller": (
+        "Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C.",
+        "cotenant.cli.instance_controller:instance_controller",
+    ),
     "share-controller": (
         "Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C.",
         "cotenant.cli.share_controller:share_controller",

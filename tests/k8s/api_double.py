@@ -57,6 +57,7 @@ class Kind:
 
 CORE = {
     ("/api/v1", "pods"): Kind("Pod", "v1"),
+    ("/api/v1", "podtemplates"): Kind("PodTemplate", "v1", has_status=False),
     ("/api/v1", "nodes"): Kind("Node", "v1", namespaced=False),
     ("/api/v1", "configmaps"): Kind("ConfigMap", "v1", has_status=False),
     ("/api/v1", "events"): Kind("Event", "v1", has_status=False),

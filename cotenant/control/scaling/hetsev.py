@@ -115,6 +115,13 @@ class _InstanceScaling(msgspec.Struct, frozen=True, kw_only=True):
     unpredictability: float = 0.001
     share: int = WHOLE
 
+    def __call__(self, context: ScalingContext) -> dict[str, int]:
+        return self._devices(context, self._instances(context), self.wanted_instances(context))
+
+    def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
+        """Return how many instances of each model are wanted, by kind."""
+        raise NotImplementedError
+
     def _instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
         """Count the instances of each model in the plan in force, by kind."""
         counts: dict[str, Counter[str]] = {kind.name: Counter() for kind in context.problem.fleet}
@@ -165,16 +172,15 @@ class LeastCostScaling(_InstanceScaling, frozen=True, kw_only=True):
 
     horizon: float = 0.0
 
-    def __call__(self, context: ScalingContext) -> dict[str, int]:
-        before = self._instances(context)
-        after = {kind: Counter(counts) for kind, counts in before.items()}
+    def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
+        after = self._instances(context)
         for model in context.problem.models:
             types = self._types(context, model.name, after)
             action = least_cost_action(types, context.problem.rates.get(model.name, 0.0), self.unpredictability)
             for each in types:
                 added = int(each.most) - each.running if action is None else action[each.kind]
                 after[each.kind][model.name] += added
-        return self._devices(context, before, after)
+        return after
 
 
 class GreedyScaling(_InstanceScaling, frozen=True, kw_only=True):
@@ -195,14 +201,13 @@ class GreedyScaling(_InstanceScaling, frozen=True, kw_only=True):
     def horizon(self) -> float:
         return max(self.sustained, self.cool_down)
 
-    def __call__(self, context: ScalingContext) -> dict[str, int]:
-        before = self._instances(context)
-        after = {kind: Counter(counts) for kind, counts in before.items()}
+    def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
+        after = self._instances(context)
         for model in context.problem.models:
             types = self._types(context, model.name, after)
             for kind, added in self._action(context, model.name, types).items():
                 after[kind][model.name] += added
-        return self._devices(context, before, after)
+        return after
 
     def _action(self, context: ScalingContext, model: str, types: list[InstanceType]) -> dict[str, int]:
         rate = context.problem.rates.get(model, 0.0)

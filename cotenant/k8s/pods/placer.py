@@ -284,7 +284,7 @@ def _as_instances(choice: Choice, report: DeviceReport) -> list[PartitionDraft] 
 
 
 def _seen_by(pod: SharePod, devices: Sequence[ClusterDevice]) -> list[DeviceSlots]:
-    """Return devices as they are for a pod, which may not run on every node."""
+    """Return devices as they are for a pod, which may not run on every node, and may want one kind of device."""
     may: dict[str, bool] = {}
     seen = []
     for device in devices:
@@ -292,7 +292,8 @@ def _seen_by(pod: SharePod, devices: Sequence[ClusterDevice]) -> list[DeviceSlot
         if name not in may:
             may[name] = may_run(pod.spec, device.node)
         slots = device.slots
-        seen.append(slots if may[name] or not slots.open else msgspec.structs.replace(slots, open=False))
+        takes = may[name] and pod.kind in ("", slots.draft.kind.name)
+        seen.append(slots if takes or not slots.open else msgspec.structs.replace(slots, open=False))
     return seen
 
 

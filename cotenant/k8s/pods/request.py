@@ -13,6 +13,7 @@ from cotenant.k8s.resource import KubeObject, ObjectKey, key_of, version_of
 
 GATE: Final = "cotenant.dev/share"  # the scheduling gate that holds a pod
 MODEL: Final = "cotenant.dev/model"
+KIND: Final = "cotenant.dev/kind"  # of device, where only that one will do
 SLO: Final = "cotenant.dev/slo"
 RATE: Final = "cotenant.dev/qps"
 CONFIG_MAP: Final = "cotenant.dev/config-map"
@@ -40,7 +41,8 @@ class SharePlacement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class SharePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that asks for a share. version: of the object. config_map: the ConfigMap that it mounts; shared:
     with others of its owner. gated: it waits behind our gate. bound: the node that it runs on; "" for none yet.
-    leaving: it is being deleted. placement: the share that it has. spec: the pod's, for what it asks of nodes."""
+    kind: of device that it wants; "": any. leaving: it is being deleted. placement: the share that it has. spec: the
+    pod's, for what it asks of nodes."""
 
     key: ObjectKey
     uid: str
@@ -49,6 +51,7 @@ class SharePod(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     slo: float
     rate: float
+    kind: str = ""
     config_map: str
     shared: bool = False
     gated: bool = False
@@ -88,6 +91,7 @@ def read_pod(pod: KubeObject) -> SharePod | BrokenPod | None:
             model=_required(annotations, MODEL),
             slo=_positive(parse_seconds(_required(annotations, SLO), SLO), SLO),
             rate=_rate(_required(annotations, RATE)),
+            kind=annotations.get(KIND, ""),
             config_map=named or key.name,
             shared=named is not None and named != key.name,
             gated=_is_gated(pod),

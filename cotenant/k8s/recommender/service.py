@@ -8,25 +8,22 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 
 from cotenant.core.units import parse_share
 from cotenant.errors import ConfigError, PlanError, StateConflictError, StateError
+from cotenant.k8s.grpc_method import MAX_MESSAGE, unary_method
 from cotenant.k8s.recommender.matrices import SAMPLES, Matrices, written
 from cotenant.k8s.recommender.state import StateStore
 from cotenant.live.access import Permission
-from cotenant.live.grpc.call import Call, Method
 from cotenant.live.grpc.health import HealthMethods
 from cotenant.live.grpc.listener import GrpcListener
-from cotenant.live.grpc.status import CallError, Status
 from cotenant.predictors import Load
 from cotenant.predictors.samples import Sample
 from cotenant.protocol.recommender import SERVICE, recommender
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE = 1 << 24  # bytes
 ATTEMPTS = 5  # to write what was learnt, where others write, too
 
 
@@ -53,7 +50,7 @@ class RecommenderService:
             "Observe": (recommender.ObserveRequest, self._observe),
             "Matrices": (recommender.MatricesRequest, self._all),
         }
-        methods = {name: _method(kind, answer) for name, (kind, answer) in calls.items()}
+        methods = {name: unary_method(kind, answer, Permission.PUBLIC) for name, (kind, answer) in calls.items()}
         healthy = HealthMethods({"": lambda: True, SERVICE: lambda: True}).methods()
         return GrpcListener({SERVICE: methods, health.SERVICE_NAME: healthy}, message_size=MAX_MESSAGE, tls=tls)
 
@@ -117,25 +114,6 @@ class RecommenderService:
             )
 
         return await asyncio.to_thread(encode)
-
-
-def _method(kind: Any, answer: Callable[[Any], Any]) -> Method:
-    def start(call: Call, wire: bytes) -> None:
-        async def work() -> None:
-            try:
-                message = kind.FromString(wire)
-            except DecodeError:
-                raise CallError(Status.INTERNAL, f"not the message {kind.DESCRIPTOR.full_name}") from None
-            try:
-                call.respond((await answer(message)).SerializeToString())
-            except (PlanError, ConfigError) as error:
-                raise CallError(Status.INVALID_ARGUMENT, str(error)) from None
-            except StateError as error:
-                raise CallError(Status.UNAVAILABLE, str(error)) from None
-
-        call.work(work)
-
-    return Method(unary=start, permission=Permission.PUBLIC, message_size=MAX_MESSAGE)
 
 
 def _load(message: Any) -> Load:

@@ -1,0 +1,91 @@
+"""Keep instances of models as pods until interrupted: `cotenant instance-controller`."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+import uvloop
+
+from cotenant.app.access import grpc_tls, read_tokens
+from cotenant.cli.options import Json, LogFormatOption, LogLevelOption
+from cotenant.cli.output import console, set_up_log, show_json
+from cotenant.cli.serve import until_terminated
+from cotenant.config.settings import AccessSettings
+from cotenant.errors import ConfigError
+from cotenant.k8s.client import connected
+from cotenant.k8s.scaling.instance_pods import InstancePods
+from cotenant.k8s.scaling.service import InstanceService
+from cotenant.live.access import Access, Role
+
+GRACE = 5.0  # seconds for calls in flight when it stops
+
+
+def instance_controller(
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Of the instances and of the PodTemplates. Default: this pod's."),
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9004,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            envvar="COTENANT_TOKEN_FILE",
+            help="File with the tokens that callers have to send. Without it only this machine's may call.",
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+    json: Json = False,
+) -> None:
+    """Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    if token_file is None and not _is_loopback(host):
+        raise ConfigError(f"--host {host}: whoever reaches it could make pods; set --token-file")
+    set_up_log(log_level or "info", log_format or "text", access=False)
+    access = Access() if token_file is None else Access({Role.CONTROL: read_tokens(token_file)})
+    tls = AccessSettings(certificate=certificate, key=key)
+    uvloop.run(_serve(namespace, kubeconfig, (host, port), access, tls, json=json))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _serve(
+    namespace: str | None,
+    kubeconfig: Path | None,
+    address: tuple[str, int],
+    access: Access,
+    tls: AccessSettings,
+    *,
+    json: bool,
+) -> None:
+    async with until_terminated() as stopping, connected(namespace, kubeconfig) as client:
+        listener = InstanceService(InstancePods(client)).listener(access, grpc_tls(tls))
+        host, _ = address
+        port = await listener.listen(*address)
+        try:
+            if json:  # on one line: the parent process that reads it knows that it is complete
+                show_json(msgspec.json.encode({"address": f"{host}:{port}"}))
+            else:
+                console.print(f"instance controller at {host}:{port}, of namespace {client.namespace}")
+            await stopping.wait()
+        finally:
+            await listener.stop(GRACE)
