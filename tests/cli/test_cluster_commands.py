@@ -23,6 +23,10 @@ from tests.cli.program import Program
         (["recommender", "--profiles=none.csv"], "none.csv"),
         (["device-exporter", "--recut", "--no-kubernetes"], "--recut needs Kubernetes, where it is said into what"),
         (["share-controller", "none.toml"], "none.toml"),
+        (["instance-controller", "--key=x.pem"], "--certificate and --key go together"),
+        (["instance-controller", "--host=0.0.0.0"], "whoever reaches it could make pods; set --token-file"),
+        (["instance-controller", "--token-file=none.txt"], "none.txt"),
+        (["scaling-controller", "none.toml"], "none.toml"),
         (["share-controller", "problem.toml", "--lease=Mine"], "'Mine' is no name; take lower-case letters"),
     ],
 )
@@ -46,4 +50,27 @@ def test_share_controller_says_what_is_wrong_with_its_options(
         'profiles = ["profiles.csv"]\n[[models]]\nname = "m"\nslo = "50ms"\nrate = 1\n[[devices]]\nkind = "gpu"\n'
     )
     answer = program("share-controller", "problem.toml", *options)
+    assert answer.code == 1 and said in " ".join(answer.err.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--prometheus=prometheus:9090"], "'prometheus:9090' is no Prometheus; write its URL"),
+        (["--share=0"], "--share: a share of 0 % must lie above 0"),
+        (["--share=50"], "m: 50 % of no kind of device meets its objective; give instances a larger --share"),
+        (["--launch=h200=3s"], "--launch h200=3s: write KIND=DURATION, such as gpu=30s"),
+        (["--launch=gpu=soon"], "--launch gpu=soon: "),
+        (["--ca-file=none.pem"], "none.pem"),
+        (["--prometheus=https://p:1", "--prometheus-ca-file=none.pem"], "none.pem: cannot be used as a certificate"),
+    ],
+)
+def test_scaling_controller_says_what_is_wrong_with_its_options(
+    program: Program, folder: Path, options: list[str], said: str
+) -> None:
+    (folder / "profiles.csv").write_text("model,kind,share_pct,batch,latency_ms,memory_mib\nm,gpu,100,1,5,100\n")
+    (folder / "problem.toml").write_text(
+        'profiles = ["profiles.csv"]\n[[models]]\nname = "m"\nslo = "50ms"\nrate = 1\n[[devices]]\nkind = "gpu"\n'
+    )
+    answer = program("scaling-controller", "problem.toml", "--share=100", *options)
     assert answer.code == 1 and said in " ".join(answer.err.split())

@@ -103,11 +103,13 @@ class InstanceScaler:
 
         The last instance of a model stays: without one nothing would tell of its requests.
         """
-        requests: list[Provision | Release] = [Release(name=each.name) for each in instances if each.state == "ended"]
-        counts = Counter((each.kind, each.model) for each in instances if each.state in ("pending", "ready"))
+        kinds = {kind.name for kind in self._problem.fleet}
+        known = [each for each in instances if each.kind in kinds]
+        requests: list[Provision | Release] = [Release(name=each.name) for each in known if each.state == "ended"]
+        counts = Counter((each.kind, each.model) for each in known if each.state in ("pending", "ready"))
         names = {each.name for each in instances}
         for model in self._models:
-            own = [each for each in instances if each.model == model.name and each.state not in ("ended", "leaving")]
+            own = [each for each in known if each.model == model.name and each.state not in ("ended", "leaving")]
             rate = self._observe(model.name, now, interval, rates)
             if rate is None:
                 if own or not self._first_rates.get(model.name):
@@ -151,6 +153,7 @@ class InstanceScaler:
             self._problem,
             models=tuple(each for each in self._problem.models if each.name == model.name),
             rates={model.name: rate},
+            applications=(),
             fleet=tuple(fleet),
         )
         context = ScalingContext(

@@ -13,7 +13,7 @@ from cotenant.core.model import Kind
 from cotenant.errors import PlanError
 from cotenant.k8s.pods.inventory import NodeDevices
 from cotenant.k8s.pods.placer import Decision, NoRoom, Placed, Placer, Recut
-from cotenant.k8s.pods.request import SharePlacement, SharePod
+from cotenant.k8s.pods.request import KIND, SharePlacement, SharePod
 from cotenant.k8s.pods.rules import RULES, choose_rule
 from cotenant.planners.cluster import fits
 from cotenant.planners.score import node_binding
@@ -146,6 +146,16 @@ def test_decide_by_turns_goes_round() -> None:
     assert first == [("GPU-1a", 0), ("GPU-1a", 1), ("GPU-1a", 2)]
     other = decide(machine, [*with_placements(pods, decide(machine, pods)), pod("p3", "tiny", "300ms", "5")])
     assert (placed(other["p3"]).device, placed(other["p3"]).slot) == ("GPU-1a", 3)
+
+
+@pytest.mark.parametrize("rule", ["score", "hetsev", "max"])
+def test_decide_gives_a_pod_the_kind_that_it_wants(rule: str) -> None:
+    for kind in ("a100", "t4"):
+        wanted = {"annotations": {KIND: kind}}
+        found = placed(decide(placer(rule), [pod("p", "mid", "100ms", "20", **wanted)])["p"])
+        assert {each.uuid: each.kind for node in CLUSTER for each in node.devices}[found.device] == kind
+    odd = decide(placer(rule), [pod("p", "mid", "100ms", "20", annotations={KIND: "h200"})])["p"]
+    assert isinstance(odd, NoRoom) and "no node takes it" in odd.reason
 
 
 def test_decide_by_hetsev_keeps_instances_of_a_model_apart() -> None:

@@ -104,6 +104,9 @@ def test_real_prometheus_tells_rates_and_latencies_of_our_own_metrics(tmp_path: 
             return found if found.rates.get("resnet") == pytest.approx(RATE, rel=0.15) else None
 
         found: Observed = await eventually(filled)  # and not twice that, though two jobs scrape it
+        # What the docs give for Triton, whose names our server has, too; of one of the jobs.
+        triton = 'sum by (model) (rate({__name__=~"nv_inference_request_(success|failure)",job="server"}[$window]))'
+        assert (await repository(client, rates=triton).read()).rates["resnet"] == pytest.approx(RATE, rel=0.3)
         assert found.latencies.keys() == {"resnet"} and 0.02 < found.latencies["resnet"] <= 0.05
         assert found.rates.keys() <= {"resnet", "idle"} and found.devices == {} and found.utilisation is None
 

@@ -1,0 +1,278 @@
+"""Both controllers together: what Prometheus has becomes pods, whatever fails, hangs or is killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from cotenant.control.scaling.hetsev import GreedyScaling
+from cotenant.control.scaling.provisioning import InstanceScaler, Provision
+from cotenant.core.profile import write_profiles
+from cotenant.errors import InstanceError, PrometheusError
+from cotenant.k8s.client import ApiClient
+from cotenant.k8s.scaling.client import InstanceClient
+from cotenant.k8s.scaling.controller import ScalingController
+from cotenant.k8s.scaling.observed import Observed
+from tests.control.scaling.test_provisioning import V100, problem
+from tests.k8s.api_double import ApiDouble
+from tests.k8s.eventually import eventually
+from tests.k8s.play import play
+from tests.k8s.pods.test_command import write_kubeconfig
+from tests.k8s.scaling.test_instances import serving, template
+
+INTERVAL = 15.0
+
+
+class Repository:
+    """What Prometheus would say. None: it does not answer."""
+
+    def __init__(self, rates: dict[str, float] | None) -> None:
+        self.rates = rates
+
+    async def read(self) -> Observed:
+        if self.rates is None:
+            raise PrometheusError("away", 0)
+        return Observed(rates=self.rates)
+
+
+class Lossy(InstanceClient):
+    """Requests are carried out, and the answer is lost."""
+
+    async def provision(self, wanted: Provision) -> bool:
+        await super().provision(wanted)
+        raise InstanceError("lost")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += INTERVAL
+        return self.now
+
+
+def controller(metrics: Repository, client: InstanceClient, rates: dict[str, float] | None = None) -> ScalingController:
+    scaler = InstanceScaler(problem(V100, rates=rates or {"a": 0.0}), GreedyScaling(share=500, cool_down=2 * INTERVAL))
+    return ScalingController(scaler, metrics, client, Clock(), INTERVAL)
+
+
+def pods(api: ApiDouble) -> list[str]:
+    return sorted(each["metadata"]["name"] for each in api.objects("pods"))
+
+
+def serve_all(api: ApiDouble) -> None:
+    """Let each pod become ready."""
+    for each in api.objects("pods"):
+        api.put("pods", each | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
+
+
+@asynccontextmanager
+async def started(client: ApiClient, kind: type[InstanceClient] = InstanceClient) -> AsyncIterator[InstanceClient]:
+    async with serving(client) as address:
+        asking = kind(address)
+        try:
+            yield asking
+        finally:
+            await asking.close()
+
+
+def test_rates_become_pods_and_pods_go_when_rates_fall() -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        metrics = Repository({"a": 150.0})
+        async with started(client) as asking:
+            scaling = controller(metrics, asking)
+            await scaling.step()
+            assert pods(api) == ["a-v100-0", "a-v100-1"]
+            written = len(api.writes)
+            await scaling.step()  # they are on their way
+            assert len(api.writes) == written
+            serve_all(api)
+            metrics.rates = {"a": 10.0}
+            for _ in range(3):
+                await scaling.step()
+            assert pods(api) == ["a-v100-0"]
+
+    play(main)
+
+
+def test_prometheus_away_leaves_all_as_it_is_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        metrics = Repository({"a": 150.0})
+        async with started(client) as asking:
+            scaling = controller(metrics, asking)
+            await scaling.step()
+            serve_all(api)
+            for silence in (None, {}):  # it does not answer; it has no data
+                metrics.rates = silence
+                for _ in range(9):
+                    assert await scaling.step() == []
+            assert len(pods(api)) == 2
+            assert caplog.text.count("rates are not known, instances stay as they are: away") == 1
+
+    with caplog.at_level(logging.WARNING):
+        play(main)
+
+
+def test_request_that_fails_is_asked_again_and_carried_out_once() -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        async with started(client) as asking:
+            scaling = controller(Repository({"a": 150.0}), asking)
+            with api.failing(500, "POST"):
+                assert len(await scaling.step()) == 2
+            assert pods(api) == []
+            with api.away():
+                assert await scaling.step() == []  # what there is, is not known
+            await scaling.step()
+            assert pods(api) == ["a-v100-0", "a-v100-1"]
+
+    play(main)
+
+
+def test_answer_that_is_lost_makes_no_second_instance() -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        async with started(client, Lossy) as asking:
+            for _ in range(3):
+                await controller(Repository({"a": 150.0}), asking).step()  # each time a fresh one
+            assert pods(api) == ["a-v100-0", "a-v100-1"]
+
+    play(main)
+
+
+def test_two_scaling_controllers_at_once_make_what_one_makes() -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        async with started(client) as asking:
+            both = [controller(Repository({"a": 350.0}), asking) for _ in range(2)]
+            await asyncio.gather(*(each.step() for each in both))
+            assert pods(api) == [f"a-v100-{n}" for n in range(5)]
+
+    play(main)
+
+
+def test_what_keeps_an_instance_from_serving_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        async with started(client) as asking:
+            scaling = controller(Repository({"a": 50.0}), asking)
+            for _ in range(3):
+                await scaling.step()
+            assert caplog.text.count("a-v100-0: model 'a' has no PodTemplate for 'v100'") == 1
+            api.put("podtemplates", template("a", "a"))
+            await scaling.step()
+            (pod,) = api.objects("pods")
+            full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+            api.put("pods", pod | {"status": {"phase": "Pending", "conditions": [full]}})
+            for _ in range(3):
+                await scaling.step()
+            assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 1
+            assert pods(api) == ["a-v100-0"]
+
+    with caplog.at_level(logging.WARNING):
+        play(main)
+
+
+PROBLEM = """
+profiles = ["profiles.csv"]
+[[models]]
+name = "a"
+slo = "31ms"
+rate = 100
+[[devices]]
+kind = "v100"
+count = 4
+cuts = [50, 100]
+"""
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    made = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cotenant", *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield made
+    finally:
+        if made.returncode is None:
+            made.kill()
+        await made.wait()
+
+
+async def line(of: asyncio.subprocess.Process) -> Any:
+    assert of.stdout is not None
+    text = b""
+    while not text.rstrip().endswith(b"}"):
+        more = await of.stdout.readline()
+        assert more, "it ended"
+        text += more
+    return json.loads(text)
+
+
+@asynccontextmanager
+async def telling(rates: dict[str, float]) -> AsyncIterator[str]:
+    """A Prometheus that knows the rates of models, and of nothing else."""
+
+    async def answer(request: web.Request) -> web.Response:
+        asked = rates if "cotenant_requests_total" in request.query["query"] else {}
+        series = [{"metric": {"model": model}, "value": [1, str(rate)]} for model, rate in asked.items()]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": series}})
+
+    app = web.Application()
+    app.router.add_get("/api/v1/query", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def test_commands_go_on_after_either_is_killed(tmp_path: Path) -> None:
+    known = problem(V100, rates={"a": 100.0})
+    (tmp_path / "profiles.csv").write_text(write_profiles(list(known.profiles.values())))
+    (tmp_path / "problem.toml").write_text(PROBLEM)
+
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        kubeconfig = write_kubeconfig(tmp_path, api.url)
+        rates: dict[str, float] = {}
+        async with telling(rates) as url, AsyncExitStack() as stack:
+            keeping = (f"--kubeconfig={kubeconfig}", "--json")
+            first = await stack.enter_async_context(process("instance-controller", "--port=0", *keeping))
+            port = (await line(first))["address"].rpartition(":")[2]
+            scaling = (
+                *("scaling-controller", str(tmp_path / "problem.toml"), f"--prometheus={url}"),
+                *(f"--instances=127.0.0.1:{port}", "--interval=100ms", "--cool-down=300ms"),
+            )
+            one = await stack.enter_async_context(process(*scaling))
+            await eventually(lambda: len(pods(api)) == 2)  # as the problem's rate takes
+            first.kill()
+            rates["a"] = 250.0
+            second = await stack.enter_async_context(process("instance-controller", f"--port={port}", *keeping))
+            await line(second)
+            await eventually(lambda: len(pods(api)) == 4)
+            one.kill()
+            await one.wait()
+            serve_all(api)
+            rates["a"] = 100.0
+            other = await stack.enter_async_context(process(*scaling))
+            await eventually(lambda: len(pods(api)) == 2)
+            for each in (other, second):
+                each.send_signal(signal.SIGTERM)
+                assert await each.wait() == 0
+
+    play(main, 120.0)
