@@ -25,6 +25,8 @@ from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 
+MAX_RATE = 1e9  # requests/s of a model; more is no rate, and not known
+MAX_ADDED = 50  # instances of a model and kind at once; if that many find room, more follow in the next step
 MAX_NAME = 63  # of a host in DNS, which is named after its pod
 
 # pending: on its way. ready: serves. stuck: has no room, or does not start, for now. ended: will never serve. leaving:
@@ -123,12 +125,12 @@ class InstanceScaler:
                 fewer = {kind: counts[kind, model.name] - n for kind, n in wanted.items()}
                 released = _released(own, {kind: n for kind, n in fewer.items() if n > 0})
                 requests += [Release(name=each.name) for each in released]
-            counts.update({(kind, model.name): n for kind, n in added.items()})
+            counts.update({(kind, model.name): min(n, MAX_ADDED) for kind, n in added.items()})
         return requests
 
     def _observe(self, model: str, now: float, interval: float, rates: Mapping[str, float]) -> float | None:
         rate = rates.get(model)
-        if rate is None:
+        if rate is None or not 0 <= rate <= MAX_RATE:
             self._history.pop(model, None)  # what was in between is not known either
             return None
         before = self._history.get(model, ())
@@ -172,7 +174,7 @@ class InstanceScaler:
         made: list[Provision | Release] = []
         rate = math.floor(1000 * self.capacity(model.name, kind)) / 1000  # as many digits as a pod is annotated with
         for number in itertools.count():
-            if len(made) == count:
+            if len(made) == min(count, MAX_ADDED):
                 break
             name = instance_name(model.name, kind, number)
             if name not in names:

@@ -9,7 +9,8 @@ import grpc
 import msgspec
 
 from cotenant.control.scaling.provisioning import Instance, Provision
-from cotenant.errors import InstanceError
+from cotenant.errors import ConfigError, InstanceError
+from cotenant.k8s.scaling.bearer import read_bearer
 from cotenant.protocol.instances import SERVICE, instances
 
 TIMEOUT = 30.0  # seconds for an answer, which waits for the API server's
@@ -74,9 +75,9 @@ class InstanceClient:
         if self._token_file is None:
             return ()
         try:
-            return (("authorization", f"Bearer {self._token_file.read_text().strip()}"),)
-        except (OSError, UnicodeDecodeError) as error:
-            raise InstanceError(f"{self._token_file}: the token cannot be read: {error}") from None
+            return (("authorization", read_bearer(self._token_file)),)
+        except ConfigError as error:
+            raise InstanceError(str(error)) from None
 
 
 def _read(message: Any) -> Instance:

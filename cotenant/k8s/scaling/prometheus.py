@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from cotenant.errors import ConfigError, PrometheusError
+from cotenant.k8s.scaling.bearer import read_bearer
 
 if TYPE_CHECKING:
     import httpx2
@@ -70,7 +71,10 @@ class PrometheusClient:
         known of them. Raises PrometheusError."""
         headers = {"Accept": "application/json"}
         if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {_token(self._token_file)}"
+            try:
+                headers["Authorization"] = read_bearer(self._token_file)
+            except ConfigError as error:
+                raise PrometheusError(str(error), UNREACHABLE) from None
         params = {"query": query, "timeout": f"{self._seconds:g}s"}
         with self._reported():
             async with self._http.stream("GET", "api/v1/query", params=params, headers=headers) as response:
@@ -166,16 +170,6 @@ def _trust(ca_file: Path | None) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # also one that is no certificate
         raise ConfigError(f"{ca_file}: cannot be used as a certificate (PEM): {error.strerror or error}") from None
-
-
-def _token(file: Path) -> str:
-    try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PrometheusError(f"cannot authenticate: {file}: {error}", UNREACHABLE) from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise PrometheusError(f"cannot authenticate: {file}: holds no token", UNREACHABLE)
-    return token
 
 
 def _finite(series: tuple[_Series, ...]) -> Iterator[Sample]:

@@ -4,6 +4,7 @@ mishaps."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
 from cotenant.control.scaling.provisioning import (
+    MAX_ADDED,
     MAX_NAME,
     Instance,
     InstanceScaler,
@@ -62,7 +64,7 @@ def names(requests: list[Provision | Release]) -> list[str]:
     return [("+" if isinstance(each, Provision) else "-") + each.name for each in requests]
 
 
-def steps(scaler: InstanceScaler, rates: list[float | None], instances: list[Instance]) -> list[str]:
+def steps(scaler: InstanceScaler, rates: Sequence[float | None], instances: list[Instance]) -> list[str]:
     """Return the requests of the last step, for rates of a at equal intervals."""
     requests: list[Provision | Release] = []
     for number, rate in enumerate(rates):
@@ -153,6 +155,24 @@ def test_models_share_what_there_is() -> None:
     assert names(requests) == ["+a-v100-1", "+a-v100-2"]
     unknown = [*there, one("x-v100-0", model="x"), one("x-v100-1", model="x")]  # of a model that is somebody else's
     assert greedy(small).step(0.0, INTERVAL, {"a": 999.0, "b": 999.0}, unknown) == []
+
+
+def test_rate_beyond_reason_adds_no_more_than_a_step_at_once() -> None:
+    endless = Kind(name="v100", count=None)
+    for policy in (GreedyScaling(share=500), LeastCostScaling(share=500)):
+        scaler = InstanceScaler(problem(endless, rates=ONLY_A), policy)
+        assert len(steps(scaler, [1e8], [one("a-v100-0")])) == MAX_ADDED
+        for rate in (1e300, float("inf"), float("nan"), -1.0):
+            assert steps(scaler, [rate], [one("a-v100-0")]) == []
+
+
+def test_kind_without_a_profile_of_the_model_is_not_chosen() -> None:
+    unknown = Kind(name="h200", count=4, price=0.1)
+    known = problem(V100, rates=ONLY_A)
+    asked = msgspec.structs.replace(known, fleet=(V100, unknown))
+    scaler = InstanceScaler(asked, GreedyScaling(share=500))
+    assert scaler.capacity("a", "h200") == 0.0
+    assert steps(scaler, [120.0], [one("a-v100-0")]) == ["+a-v100-1"]
 
 
 def test_instances_of_unknown_kinds_are_left_alone() -> None:

@@ -14,6 +14,7 @@ from cotenant.cli.commands import COMMANDS, load_command
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.exporter.agent import DeviceAgent
 from cotenant.k8s.exporter.readings import read_devices
+from cotenant.k8s.scaling.instance_pods import InstancePods
 from tests.driver.build import loaded
 from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
@@ -23,9 +24,10 @@ from tests.k8s.pods.cluster import MIG, device, instances, node_object, pod_obje
 from tests.k8s.pods.test_controller import cluster, controlling, message, pods, whole
 from tests.k8s.pods.test_extender import extending
 from tests.k8s.rbac import rule_for
+from tests.k8s.scaling.test_instances import order, template
 from tests.k8s.test_manifests import RELEASES
 
-FOLDERS = [DEPLOY / "kustomize" / name for name in ("shares", "endpoint-picker")]
+FOLDERS = [DEPLOY / "kustomize" / name for name in ("shares", "endpoint-picker", "scaling")]
 
 
 def objects() -> list[dict[str, Any]]:
@@ -117,6 +119,24 @@ def test_controller_has_the_rights_that_it_uses_and_no_others() -> None:
         assert used(roles, requests) == rules
 
     play(scenario, 120)
+
+
+def test_instance_controller_has_the_rights_that_it_uses_and_no_others() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template())
+        kept = InstancePods(client)
+        for _ in range(2):
+            await kept.provision(order())
+        await kept.list()
+        await kept.release(order().name)
+        role = one("Role", "cotenant-instance-controller")
+        assert used([role], api.requests) == {(0, rule) for rule in range(len(role["rules"]))}
+        verbs = {"list", "watch", "get", "create", "delete"}  # of which watch comes with list
+        assert set(role["rules"][1]["verbs"]) == verbs
+        asked = {request.split()[0] for request in api.requests}
+        assert asked == {"GET", "POST", "DELETE"}
+
+    play(scenario)
 
 
 def test_exporter_has_the_rights_that_it_uses_and_no_others() -> None:

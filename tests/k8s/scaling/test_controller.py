@@ -28,7 +28,9 @@ from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
 from tests.k8s.play import play
 from tests.k8s.pods.test_command import write_kubeconfig
+from tests.k8s.scaling.prometheus_server import pages, scraping
 from tests.k8s.scaling.test_instances import serving, template
+from tests.k8s.scaling.test_observed import Server, repository
 
 INTERVAL = 15.0
 
@@ -115,8 +117,8 @@ def test_prometheus_away_leaves_all_as_it_is_and_is_said_once(caplog: pytest.Log
             scaling = controller(metrics, asking)
             await scaling.step()
             serve_all(api)
-            for silence in (None, {}):  # it does not answer; it has no data
-                metrics.rates = silence
+            silences: tuple[dict[str, float] | None, ...] = (None, {})  # it does not answer; it has no data
+            for metrics.rates in silences:
                 for _ in range(9):
                     assert await scaling.step() == []
             assert len(pods(api)) == 2
@@ -183,6 +185,24 @@ def test_what_keeps_an_instance_from_serving_is_said_once(caplog: pytest.LogCapt
 
     with caplog.at_level(logging.WARNING):
         play(main)
+
+
+def test_requests_that_a_real_prometheus_counts_become_pods(tmp_path: Path) -> None:
+    """All of the way: the metrics of a server, scraped; the rate, decided upon; the request over gRPC; the pod."""
+
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("resnet", "resnet"))
+        async with pages({"server": Server().page}) as target, started(client) as asking:
+            async with scraping(tmp_path, {"server": (target, "server")}) as source:
+                scaling = controller(repository(source), asking, {"resnet": 0.0})
+
+                async def provisioned() -> list[str]:
+                    await scaling.step()
+                    return pods(api)
+
+                assert await eventually(provisioned) == ["resnet-v100-0"]
+
+    play(main, 100.0)
 
 
 PROBLEM = """
