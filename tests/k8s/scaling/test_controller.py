@@ -192,15 +192,18 @@ def test_requests_that_a_real_prometheus_counts_become_pods(tmp_path: Path) -> N
 
     async def main(api: ApiDouble, client: ApiClient) -> None:
         api.put("podtemplates", template("resnet", "resnet"))
-        async with pages({"server": Server().page}) as target, started(client) as asking:
-            async with scraping(tmp_path, {"server": (target, "server")}) as source:
-                scaling = controller(repository(source), asking, {"resnet": 0.0})
+        async with (
+            started(client) as asking,
+            pages({"server": Server().page}) as target,
+            scraping(tmp_path, {"server": (target, "server")}) as source,
+        ):
+            scaling = controller(repository(source), asking, {"resnet": 0.0})
 
-                async def provisioned() -> list[str]:
-                    await scaling.step()
-                    return pods(api)
+            async def provisioned() -> list[str]:
+                await scaling.step()
+                return pods(api)
 
-                assert await eventually(provisioned) == ["resnet-v100-0"]
+            assert await eventually(provisioned) == ["resnet-v100-0"]
 
     play(main, 100.0)
 
