@@ -21,7 +21,7 @@ from cotenant.core.profile import write_profiles
 from cotenant.errors import InstanceError, PrometheusError
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.scaling.client import InstanceClient
-from cotenant.k8s.scaling.controller import ScalingController
+from cotenant.k8s.scaling.controller import Metrics, ScalingController
 from cotenant.k8s.scaling.observed import Observed
 from tests.control.scaling.test_provisioning import V100, problem
 from tests.k8s.api_double import ApiDouble
@@ -64,7 +64,7 @@ class Clock:
         return self.now
 
 
-def controller(metrics: Repository, client: InstanceClient, rates: dict[str, float] | None = None) -> ScalingController:
+def controller(metrics: Metrics, client: InstanceClient, rates: dict[str, float] | None = None) -> ScalingController:
     scaler = InstanceScaler(problem(V100, rates=rates or {"a": 0.0}), GreedyScaling(share=500, cool_down=2 * INTERVAL))
     return ScalingController(scaler, metrics, client, Clock(), INTERVAL)
 

@@ -19,6 +19,7 @@ from cotenant.k8s.client import ApiClient
 from cotenant.k8s.pods.placer import Placed, Placer
 from cotenant.k8s.pods.request import GATE, KIND, MODEL, RATE, SLO, SharePod, read_pod
 from cotenant.k8s.pods.rules import choose_rule
+from cotenant.k8s.resource import POD_TEMPLATES, PODS, ObjectKey
 from cotenant.k8s.scaling.client import InstanceClient
 from cotenant.k8s.scaling.instance_pods import LABEL, InstancePods, check_name, choose_template, pod_for, read_instance
 from cotenant.k8s.scaling.service import InstanceService
@@ -29,6 +30,7 @@ from tests.k8s.api_double import ApiDouble
 from tests.k8s.play import play
 from tests.k8s.pods.cluster import BIG, SMALL, catalogue, profiles
 from tests.k8s.pods.test_placer import CLUSTER
+from tests.k8s.servers import WithClient
 
 Object = dict[str, Any]
 Scenario = Callable[[ApiDouble, InstanceClient], Awaitable[None]]
@@ -99,6 +101,30 @@ def test_instance_is_a_pod_of_its_name_from_the_template_of_its_model() -> None:
         assert await client.list() == [instance()]
 
     run(scenario, template(), template("bert", "bert"))
+
+
+def test_instances_are_kept_by_an_api_server(with_client: WithClient) -> None:
+    """The double and a real one, which checks what it is given, and keeps a pod with a node until a kubelet has ended
+    it."""
+
+    async def scenario(client: ApiClient) -> None:
+        kept = InstancePods(client)
+        body = template()
+        body["metadata"].pop("namespace")
+        await client.create(POD_TEMPLATES, body)
+        first, second = order(), order("resnet50-v100-1")
+        assert await kept.provision(first) == (instance(), True)
+        assert await kept.provision(first) == (instance(), False)
+        assert (await kept.provision(second))[1]
+        assert [each.name for each in await kept.list()] == [first.name, second.name]
+        binding = {"metadata": {"name": first.name}, "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"}}
+        await client.create_subresource(PODS, ObjectKey(client.namespace, first.name), "binding", binding)
+        for name in (first.name, second.name):
+            assert await kept.release(name)
+        assert {each.state for each in await kept.list()} <= {"leaving"}
+        assert not await kept.release(second.name)  # which had no node
+
+    with_client(scenario)
 
 
 def test_gated_instance_asks_for_its_share_and_mounts_it() -> None:
