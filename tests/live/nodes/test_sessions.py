@@ -392,7 +392,7 @@ def test_node_that_only_pings_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("cotenant.live.nodes.node.DIAL_LIMIT", 0.5)
 
     async def scenario() -> None:
-        serving = set()
+        serving: set[asyncio.Task[Any] | None] = set()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             serving.add(asyncio.current_task())
@@ -408,7 +408,7 @@ def test_node_that_only_pings_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         async with nodes_of(f"{host}:{port}") as nodes:
             await reason(nodes, "no handshake within 0.5 s")
         server.close()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*filter(None, serving), return_exceptions=True)
         await server.wait_closed()
 
     asyncio.run(scenario())
