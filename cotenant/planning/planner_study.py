@@ -17,7 +17,7 @@ import numpy as np
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.errors import PlanError
-from cotenant.planners import Planner, Problem, load_planner
+from cotenant.planners import Planner, Problem, geometry, load_planner
 from cotenant.planners.check import check
 from cotenant.planners.largest_rate import largest_scale
 from cotenant.planners.rates import at_rates, at_scale
@@ -44,11 +44,10 @@ class StudyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hold one measurement.
 
     error: why the planner has no plan; the other fields are then meaningless. value: devices, cost per hour or multiple
-    of the rates, as the objective counts; bound: what the planner proves of it. unserved: fraction of the requests/s to
-    plan for that the plan leaves. missed: fraction of simulated requests
-    that were rejected or late; None where there were none. cpu_s: processor
-    seconds of one plan. churn: workers started of all, when the plan for neighbouring rates follows. faults: what
-    `check` says.
+    of the rates, as the objective counts; bound: what is proven of it, where the planner proves any. unserved: fraction
+    of the requests/s to plan for that the plan leaves. missed: fraction of simulated requests that were rejected or
+    late; None where there were none. cpu_s: processor seconds of one plan. churn: workers started of all, when the plan
+    for neighbouring rates follows. faults: what `check` says.
     """
 
     planner: str
@@ -117,7 +116,7 @@ def measure(task: StudyTask) -> StudyRow:
     return msgspec.structs.replace(
         row,
         value=plan.scale if rate else plan.cost_per_hour or 0.0 if priced else float(plan.devices_used),
-        bound=plan.bound,
+        bound=None if plan.bound is None else _bound(plan.bound, task.problem if rate else wanted),
         integral=not rate and not priced,
         unserved=0.0 if rate or not asked else sum(plan.unserved.values()) / asked,
         missed=_missed(plan, at_scale(wanted, SATURATION), task),
@@ -134,6 +133,14 @@ def _planned(planner: Planner, problem: Problem) -> tuple[Plan, Problem]:
         return plan, at_scale(problem, plan.scale)
     wanted = at_scale(problem, 1 / SATURATION)
     return planner(wanted), wanted
+
+
+def _bound(proven: float, problem: Problem) -> float:
+    """Return the tighter of a bound without interference and one at the least of it that any plan has."""
+    slowed = geometry.bound_with_interference(problem) if problem.interference.interferes else None
+    if slowed is None:
+        return proven
+    return min(proven, slowed) if problem.objective == "rate" else max(proven, slowed)
 
 
 def _missed(plan: Plan, offered: Problem, task: StudyTask) -> float | None:

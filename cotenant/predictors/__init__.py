@@ -97,6 +97,16 @@ class QuantilePredictor(Interference, Protocol):
         ...
 
 
+@runtime_checkable
+class BoundedBelow(Interference, Protocol):
+    """Bound slowdowns from below before it is known which models are co-located, so that planners can prove bounds."""
+
+    def least_slowdowns(self, victims: Sequence[Load], colocated: Sequence[Load], room: int) -> list[float]:
+        """Return for each victim a slowdown that no one or more of the co-located loads go below, each as often as one
+        likes, whose shares add up to at most `room` (‰)."""
+        ...
+
+
 class NoInterference:
     """Assume that co-located models do not slow each other."""
 
@@ -117,6 +127,9 @@ class ConstantMargin(msgspec.Struct, frozen=True):
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return self.factor if colocated else 1.0
+
+    def least_slowdowns(self, victims: Sequence[Load], colocated: Sequence[Load], room: int) -> list[float]:
+        return [self.factor] * len(victims)
 
 
 def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callable[[Any, Load, Sequence[Load]], float]:

@@ -108,6 +108,17 @@ class Analytic(msgspec.Struct, frozen=True, dict=True):
         """Predict a slowdown. Raises PlanError for a model without L2 utilisation, and on another kind of device."""
         return max(1.0, self.latency(victim, colocated) / self.latency(victim, ()))
 
+    def least_slowdowns(self, victims: Sequence[Load], colocated: Sequence[Load], room: int) -> list[float]:
+        """Return the slowdown by one load with the least L2 utilisation of all; 1 where fitted coefficients have more
+        loads slow less."""
+        mildest = min(colocated, key=lambda load: self._alone(load).l2(load.share))
+        return [
+            self.slowdown(victim, (mildest,))
+            if self.delay.slope >= 0 and self.cache.get(victim.model, self._mean_cache_sensitivity) >= 0
+            else 1.0
+            for victim in victims
+        ]
+
     def latency(self, victim: Load, colocated: Sequence[Load]) -> float:
         """Predict the latency of a batch in seconds."""
         own = self._alone(victim)

@@ -9,6 +9,7 @@ model at a time; callers pass the one that slows the victim most.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -112,6 +113,21 @@ class Linear(msgspec.Struct, frozen=True):
             l2, dram = _utilisation_of(self.utilisation, load)
             factor += c.l2_colocated * l2 + c.dram_colocated * dram
         return factor if factor > 1.0 else 1.0
+
+    def least_slowdowns(self, victims: Sequence[Load], colocated: Sequence[Load], room: int) -> list[float]:
+        """Return a lower bound for each victim: what the loads that add least add, filled into the room where that is
+        less than nothing, as a fit may have it."""
+        c = self.coefficients
+        least = math.inf
+        for load in colocated:
+            l2, dram = _utilisation_of(self.utilisation, load)
+            added = c.l2_colocated * l2 + c.dram_colocated * dram
+            least = min(least, added if added >= 0 else added / load.share * max(load.share, room))
+        slowdowns = []
+        for victim in victims:
+            l2, dram = _utilisation_of(self.utilisation, victim)
+            slowdowns.append(max(1.0, c.constant + c.l2_victim * l2 + c.dram_victim * dram + least))
+        return slowdowns
 
     def with_profiles(self, profiles: Profiles) -> Linear:
         """Return the predictor with the utilisation of these profiles' models added."""

@@ -37,6 +37,17 @@ def test_analytic_slowdown_of_known_parameters_equals_formula() -> None:
     assert TRUTH.slowdown(victim, []) == 1.0
 
 
+def test_analytic_slowdown_is_never_below_the_least_which_the_mildest_load_causes() -> None:
+    victim = Load("a", "gpu", 4, 300)
+    beside = [Load("a", "gpu", 1, 700), Load("b", "gpu", 1, 500), Load("b", "gpu", 1, 200)]
+    assert TRUTH.least_slowdowns([victim], beside, 700) == [TRUTH.slowdown(victim, beside[2:])]
+    for some in (beside[:1], beside[1:], beside[2:], beside):
+        assert TRUTH.least_slowdowns([victim], beside, 700)[0] <= TRUTH.slowdown(victim, some)
+    # Where a fit has more loads slow less, nothing is known of the least.
+    odd = msgspec.structs.replace(TRUTH, cache={"a": -0.6, "b": 0.3})
+    assert odd.least_slowdowns([victim], beside, 700) == [1.0]
+
+
 def test_analytic_run_time_between_points_is_interpolated() -> None:
     """Exact where the time is proportional to batch / share; close at the points of a curve."""
     assert MODEL.running(7, 450) == pytest.approx(2.0 * 7 / 450)

@@ -41,6 +41,22 @@ def test_linear_slowdown_grows_with_colocated_loads(victim: Load, colocated: lis
     assert 1 <= linear.slowdown(victim, colocated) <= linear.slowdown(victim, [*colocated, another])
 
 
+@pytest.mark.parametrize("coefficients", [PUBLISHED, msgspec.structs.replace(PUBLISHED, l2_colocated=-0.5)])
+@given(victim=loads, colocated=st.lists(loads, min_size=1, max_size=4), others=st.lists(loads, max_size=3))
+def test_linear_slowdown_is_never_below_the_least(
+    coefficients: Coefficients, victim: Load, colocated: list[Load], others: list[Load]
+) -> None:
+    linear, room = Linear(coefficients, USED), sum(load.share for load in colocated)
+    (least,) = linear.least_slowdowns([victim], [*colocated, *others], room)
+    assert 1 <= least <= linear.slowdown(victim, colocated) * (1 + 1e-12)
+
+
+def test_least_linear_slowdown_is_that_of_the_mildest_load() -> None:
+    linear, victim = Linear(PUBLISHED, USED), Load("a", "k", 9, 400)
+    mild, strong = Load("a", "k", 1, 200), Load("a", "k", 9, 600)
+    assert linear.least_slowdowns([victim], [strong, mild], 600) == [linear.slowdown(victim, [mild])]
+
+
 def test_utilisation_between_and_beyond_points_is_interpolated_or_constant() -> None:
     used = USED["a"]
     assert used.at(5, 200) == pytest.approx((0.2, 0.4))

@@ -247,7 +247,10 @@ def _integer_programs(
             PROGRAM, solve_large_fleet(context, catalog, for_all, fleet_search, maximize_scale=context.maximize_scale)
         )
     )
-    if not served and not context.maximize_scale and not first and (context.relaxation is None or budget.left()):
+    # Of devices without a limit, no part of the rates is the largest.
+    limited = math.inf not in context.counts
+    wanted = not served and not context.maximize_scale and not first and limited
+    if wanted and (context.relaxation is None or budget.left()):
         yield from _with_source(PROGRAM, solve_large_fleet(context, catalog, budget, fleet_search, maximize_scale=True))
 
 
