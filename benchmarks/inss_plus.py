@@ -5,11 +5,10 @@
 The policy is trained on generated fleets first (experiments/inss/generated.py), some minutes on one core, unless
 build/inss has it. Fleets: six and eight models on four V100s (experiments/inss/cluster.py), ten on four A100s with
 gpulet's interference. The plan in force is geometry's. Rates are drawn anew for each problem and scaled to a part of
-the largest multiple that geometry's bound allows, which knows no interference, so that what is served is a fraction of
-the proven optimum from below. Where co-located batches take much longer, no plan reaches that bound: for a tenth of the
-problems an integer program (HiGHS, 20 s for each) therefore chooses among the same options of devices, which know
-the interference, and says what it finds and what it proves of them. Beside it: moves by gain in the policy's place, and
-geometry's own plans; `--bare` leaves these out. Targets: 99 %, 5 ms, no violation.
+the largest multiple that is proven possible, by geometry's bound at the least interference that any plan has; what is
+served is a fraction of the proven optimum from below. For a tenth of the problems an integer program (HiGHS, 20 s for
+each) chooses among the same options of devices, and says what it finds and what it proves of them. Beside it: moves by
+gain in the policy's place, and geometry's own plans; `--bare` leaves these out. Targets: 99 %, 5 ms, no violation.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ def main() -> None:
     options_of(asked)  # made once for a problem, not in a decision
     rng = np.random.default_rng(1000 + options.seed)
     drawn = [dict(zip(asked.rates, rng.uniform(low, high).tolist(), strict=True)) for _ in range(options.problems)]
-    bounds = [geometry.bound(msgspec.structs.replace(at_rates(asked, rates), objective="rate")) for rates in drawn]
+    bounds = [
+        geometry.bound_with_interference(msgspec.structs.replace(at_rates(asked, rates), objective="rate"))
+        for rates in drawn
+    ]
     for load in options.loads:
         problems = []
         for rates, most in zip(drawn, bounds, strict=True):

@@ -24,7 +24,7 @@ CHOICES = DEVICES * EACH
 MOST_MOVES = 10  # of an episode
 # Moves of two devices at once: devices of which pairs are tried, options of the first of a pair, and the part of what
 # is unserved that such a move must serve.
-PAIRED, SHORTLIST, GAINED = 4, 4, 1e-4
+PAIRED, SHORTLIST, GAINED = 4, 8, 1e-4
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
@@ -229,17 +229,19 @@ def moved_by_pairs(states: DeviceStates, sweeps: int) -> DeviceStates:
     least, until none of them serves more.
     """
     states = states.copy()
+    left = states.unserved
     fruitless: set[tuple[int, int]] = set()  # pairs that were tried since the last move
     for _ in range(sweeps):
         for pair in combinations(states.in_use(PAIRED), 2):
-            if states.served:
+            if left <= SERVED:
                 return states
             if pair in fruitless:
                 continue
             unserved, options = states.best_pair(*pair)
-            if unserved < states.unserved * (1 - GAINED):
+            if unserved < left * (1 - GAINED):
                 for device, option in zip(pair, options, strict=True):
                     states.make(device, option)
+                left = states.unserved
                 fruitless.clear()
             fruitless.add(pair)
     return states
