@@ -14,7 +14,7 @@ import msgspec
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.planners import Problem
-from cotenant.planners.capacity import PartitionDraft, batched_partitions, partitions_with_batches
+from cotenant.planners.capacity import PartitionDraft, batched_partitions, latency_curve, partitions_with_batches
 from cotenant.planners.forecast import forecast
 
 MAX_MOVES = 100  # moves tried for one plan
@@ -67,13 +67,26 @@ def _with_burst_batches(plan: Plan, problem: Problem) -> Plan:
 def rebatched_plan(plan: Plan, problem: Problem) -> Plan | None:
     """Return the plan with the batches that leave most headroom at its rates, in the same partitions; None where no
     batches serve them in time."""
-    devices = []
-    for device in plan.devices:
+    devices = list(plan.devices)
+    # The busiest first: where some device cannot, it is mostly that one, and the others need not be looked at.
+    for n, device in sorted(enumerate(plan.devices), key=lambda each: -_busiest(each[1], problem)):
         partitions = batched_partitions(problem, problem.kind(device.kind), drafts_of(device), full=True)
         if partitions is None:
             return None
-        devices.append(msgspec.structs.replace(device, partitions=partitions))
+        devices[n] = msgspec.structs.replace(device, partitions=partitions)
     return msgspec.structs.replace(plan, devices=tuple(devices))
+
+
+def _busiest(device: Device, problem: Problem) -> float:
+    """Return the part of the time that a device's busiest partition is, alone and with the largest batches."""
+    busy = [0.0]
+    for partition in device.partitions:
+        curves = [
+            (p.rate, latency_curve(problem, p.model, device.kind, partition.share, p.procs))
+            for p in partition.placements
+        ]
+        busy.append(sum(rate * curve[-1] / len(curve) for rate, curve in curves if curve))
+    return max(busy)
 
 
 def with_same_batches(plan: Plan, problem: Problem) -> Plan | None:

@@ -60,7 +60,8 @@ def test_catalogue_has_every_experiment_and_every_figure_once() -> None:
     assert len({(item.paper, item.item) for item in catalogue}) == len(catalogue)
     named = {name for item in catalogue for name in item.experiments}
     figures = {name for name in NAMES if name.startswith(("gpulet/", "hetsev/", "kace/", "thesis/"))}
-    assert figures - named == {"hetsev/fig05_clients"}  # why Figure 5 does not reproduce
+    # Why Figure 5 does not reproduce, and at which loads sharing serves more.
+    assert figures - named == {"hetsev/fig05_clients", "hetsev/fig05_loads"}
 
 
 def test_documentation_counts_figures_as_the_catalogue_does() -> None:

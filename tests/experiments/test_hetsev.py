@@ -20,7 +20,7 @@ from cotenant.planners.rates import at_scale
 from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import run_autoscaled, summarize_intervals
-from experiments.hetsev import fig05, fig05_clients, fig06, fig07, paper
+from experiments.hetsev import fig05, fig05_clients, fig05_loads, fig06, fig07, paper
 from experiments.hetsev.cluster import K8S, MODELS, SATURATION, SYSTEMS, TRACKING, cluster, problem
 from experiments.hetsev.instances import InstancePlanner
 from experiments.parallel import Options
@@ -101,6 +101,19 @@ def test_figure_5(tmp_path: Path) -> None:
         assert row.system != "K8S" or row.gpus == row.instances
     assert rows[0].offered < rows[1].offered
     drawn(fig05, rows, tmp_path)
+
+
+@needs_data
+def test_sharing_serves_as_many_requests_in_time_at_a_low_and_a_full_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fig05_loads, "SECONDS", 10.0)
+    monkeypatch.setattr(fig05_loads, "LOADS", (0.1, 1.0))
+    low, full = rows = fig05_loads.run(Options())
+    assert low.offered < full.offered
+    assert low.k8s <= 1.02 * low.offered and low.of_k8s == low.hetsev / low.k8s
+    assert low.of_k8s > 0.99 and full.of_k8s > 1
+    drawn(fig05_loads, rows, tmp_path)
 
 
 @needs_data
