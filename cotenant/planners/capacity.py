@@ -107,16 +107,25 @@ def max_scale_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
     best = smallest_batches(works)
     if best is None:
         return None
-    batches = best
+    curves, rates, slos = [w.curve for w in works], [w.rate for w in works], [w.slo for w in works]
+    batches = list(best)
+    took = [curve[batch - 1] for curve, batch in zip(curves, batches, strict=True)]
     most = 0.0
-    while _holds(works, batches):
-        multiple, limiting = min((multiple, i) for i, multiple in enumerate(_multiples(works, batches)))
+    while True:  # as `_holds` and `_multiples` say, in one go: decisions of milliseconds depend on it
+        length = sum(took)
+        if any(length + own > slo for own, slo in zip(took, slos, strict=True)):
+            return best
+        multiple, limiting = math.inf, 0
+        for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+            least = rate * length
+            if least and batch / least < multiple:
+                multiple, limiting = batch / least, i
         if multiple > most * (1 + ROUNDING_TOLERANCE):
-            most, best = multiple, batches
-        if batches[limiting] == len(works[limiting].curve):
-            break
-        batches = _grown(batches, limiting)
-    return best
+            most, best = multiple, tuple(batches)
+        if batches[limiting] == len(curves[limiting]):
+            return best
+        batches[limiting] += 1
+        took[limiting] = curves[limiting][batches[limiting] - 1]
 
 
 def headroom_batches(works: Sequence[RoundShare]) -> tuple[int, ...] | None:
