@@ -1,6 +1,7 @@
 """What does a rollout under load cost those who wait for answers?
 
-`python -m benchmarks.rollouts [--rollouts N] [--kind workers|shares|batches] [--models NAME …] [--seconds S] [--json]`
+`python -m benchmarks.rollouts [--rollouts N] [--kind workers|shares|batches] [--models NAME …] [--seconds S]
+[--series FILE] [--limit S] [--json]`
 
 Example models are served on shares of the processor, at 70 % of what the lesser of two plans sustains: one partition of
 all models, and two, with the quicker half of the models on a fifth of the processors. They are the same in every run,
@@ -14,16 +15,22 @@ of two partitions gets the smallest batches that keep up, or those that leave mo
 place on processors. Reported are failed requests (answered by an error, or not at all), requests late in all runs, the
 switch on the event loop with the processor time that it takes (what is longer, the loop waited for a processor), whole
 rollouts, and the memory of the server and its workers before and after.
+
+With `--series` the N rollouts are those of several runs, each with a server of its own: a run ends after `--limit`
+seconds of rollouts and is added to the file, and what is reported is of all runs in the file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -51,17 +58,43 @@ QUICK = 200  # ‰ of the processors for the quicker half of the models
 Layout = tuple[tuple[int, tuple[str, ...]], ...]  # the share and models of each partition
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Fractions are of requests; switch in milliseconds, rollout in seconds, memory in MiB."""
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold what one server went through. Durations are in seconds, memory is in bytes.
 
-    rollouts: int
+    requests: whose caller stayed; within: those of them within their target; both without rollouts, too. switches: on
+    the event loop; processor: the processor time of each; wholes: of rollouts. misses: seconds with rollouts in which
+    requests were late, and how many; those of one second mostly have one reason.
+    """
+
     kind: str
+    requests_without: int
+    within_without: int
+    outcomes_without: tuple[dict[str, dict[str, int]], ...]
+    requests: int
+    within: int
+    failed: int
+    outcomes: dict[str, dict[str, int]]
+    switches: list[float]
+    processor: list[float]
+    wholes: list[float]
+    memory_before: int
+    memory_after: int
+    load_average: float
+    misses: list[tuple[float, int]] = []
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Sum up runs. Fractions are of requests; switch in milliseconds, rollout in seconds, memory in MiB, by run."""
+
+    runs: int
+    rollouts: int
+    seconds_with_late: int
+    kind: str
+    requests_without: int
     requests: int
     failed: int
     late_without: float
     late_with: float
-    outcomes_without: tuple[dict[str, dict[str, int]], ...]
-    outcomes_with: dict[str, dict[str, int]]
     switch_ms_p50: float
     switch_ms_p99: float
     switch_ms_max: float
@@ -69,9 +102,38 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     switch_processor_ms_max: float
     rollout_s_p50: float
     rollout_s_max: float
-    memory_before_mib: float
-    memory_after_mib: float
-    load_average: float
+    memory_before_mib: tuple[float, ...]
+    memory_after_mib: tuple[float, ...]
+    load_average: tuple[float, ...]
+
+
+def summed(runs: Sequence[Run]) -> Result:
+    """Sum up one run, or more."""
+    switches = sorted(switch * 1e3 for run in runs for switch in run.switches)
+    processor = [switch * 1e3 for run in runs for switch in run.processor]
+    wholes = [whole for run in runs for whole in run.wholes]
+    without, requests = sum(run.requests_without for run in runs), sum(run.requests for run in runs)
+    return Result(
+        runs=len(runs),
+        rollouts=len(wholes),
+        seconds_with_late=sum(len(run.misses) for run in runs),
+        kind=runs[0].kind,
+        requests_without=without,
+        requests=requests,
+        failed=sum(run.failed for run in runs),
+        late_without=1 - sum(run.within_without for run in runs) / without,
+        late_with=1 - sum(run.within for run in runs) / requests,
+        switch_ms_p50=statistics.median(switches),
+        switch_ms_p99=switches[int(0.99 * (len(switches) - 1))],
+        switch_ms_max=switches[-1],
+        switch_processor_ms_p50=statistics.median(processor),
+        switch_processor_ms_max=max(processor),
+        rollout_s_p50=statistics.median(wholes),
+        rollout_s_max=max(wholes),
+        memory_before_mib=tuple(run.memory_before / 2**20 for run in runs),
+        memory_after_mib=tuple(run.memory_after / 2**20 for run in runs),
+        load_average=tuple(run.load_average for run in runs),
+    )
 
 
 def layouts(problem: Problem, kind: Kind) -> tuple[Layout, Layout]:
@@ -145,7 +207,7 @@ def deployments(given: Deployment, problem: Problem, kind: str) -> tuple[Deploym
     return first, second
 
 
-async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed: int) -> Result:
+async def measure(given: Served, kind: str, rollouts: int, limit: float, seconds: float, seed: int) -> Run:
     server = given.server._server
     first, second = deployments(server.deployment, given.problem, kind)
     rates = first.problem.rates
@@ -171,7 +233,7 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     def timed_switch(switch: Switch) -> None:
         begun = time.thread_time()
         switch_over(switch)
-        processor.append((spent[0] + time.thread_time() - begun) * 1e3)
+        processor.append(spent[0] + time.thread_time() - begun)
         spent[0] = 0.0
 
     server._rollouts._resize = timed_resize  # type: ignore[method-assign]
@@ -179,14 +241,17 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     wholes: list[float] = []
 
     async def roll() -> None:
+        until = time.monotonic() + limit
         for number in range(rollouts):
+            if time.monotonic() > until:
+                break
             await asyncio.sleep(PAUSE)
             while kind == "workers" and pool.warm_workers < WARM:
                 await asyncio.sleep(0.01)
             await server.apply(second if number % 2 == 0 else first)
             await server._rollouts.idle()
             durations = statistics_.last[0][1].durations
-            switches.append(durations.switch * 1e3)
+            switches.append(durations.switch)
             wholes.append(durations.queued + durations.prepare + durations.switch + durations.drain)
 
     rolling = asyncio.create_task(roll())
@@ -198,59 +263,85 @@ async def measure(given: Served, kind: str, rollouts: int, seconds: float, seed:
     await server.apply(first)
     await asyncio.sleep(1.0)
     end = last[-1]
-    return Result(
-        rollouts=rollouts,
+    return Run(
         kind=kind,
-        requests=end.stayed,
-        failed=end.failed,
-        late_without=1 - sum(it.within_target for it in without) / sum(it.stayed for it in without),
-        late_with=1 - end.within_target / end.stayed,
+        requests_without=sum(it.stayed for it in without),
+        within_without=sum(it.within_target for it in without),
         outcomes_without=tuple(it.outcomes for it in without),
-        outcomes_with=end.outcomes,
-        switch_ms_p50=statistics.median(switches),
-        switch_ms_p99=sorted(switches)[int(0.99 * (len(switches) - 1))],
-        switch_ms_max=max(switches),
-        switch_processor_ms_p50=statistics.median(processor),
-        switch_processor_ms_max=max(processor),
-        rollout_s_p50=statistics.median(wholes),
-        rollout_s_max=max(wholes),
-        memory_before_mib=before / 2**20,
-        memory_after_mib=memory(os.getpid()) / 2**20,
+        requests=end.stayed,
+        within=end.within_target,
+        failed=end.failed,
+        outcomes=end.outcomes,
+        switches=switches,
+        processor=processor,
+        wholes=wholes,
+        memory_before=before,
+        memory_after=memory(os.getpid()),
         load_average=os.getloadavg()[0],
+        misses=_misses(last),
     )
 
 
-async def run(kind: str, rollouts: int, seconds: float, seed: int, **given: object) -> Result:
+def _misses(ticks: Sequence[Tick]) -> list[tuple[float, int]]:
+    late = [(tick.seconds, tick.stayed - tick.within_target) for tick in ticks]
+    return [(second, now - before) for (_, before), (second, now) in itertools.pairwise(late) if now > before]
+
+
+async def run(kind: str, rollouts: int, limit: float, seconds: float, seed: int, **given: object) -> Run:
     async with served(**given, adapt=False, warm_workers=WARM) as it:  # type: ignore[arg-type]
-        return await measure(it, kind, rollouts, seconds, seed)
+        return await measure(it, kind, rollouts, limit, seconds, seed)
+
+
+def earlier(series: Path | None, kind: str) -> list[Run]:
+    """Return the runs of a series so far. Exits where they are of another kind."""
+    lines = series.read_text().splitlines() if series is not None and series.exists() else []
+    runs = [msgspec.json.decode(line, type=Run) for line in lines]
+    if any(it.kind != kind for it in runs):
+        sys.exit(f"{series} has runs of another --kind; give each its own file")
+    return runs
 
 
 def main() -> None:
     parser = arguments(__doc__, 20.0)
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--kind", choices=("workers", "shares", "batches"), default="workers")
+    parser.add_argument("--series", type=Path, help="add this run to those in a file, and report all")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of rollouts, at most")
     args = parser.parse_args()
-    result = uvloop.run(
-        run(
-            args.kind,
-            args.rollouts,
-            args.seconds,
-            args.seed,
-            repository=args.model_repository,
-            names=args.models,
-            event_log=args.event_log,
+    runs = earlier(args.series, args.kind)
+    missing = args.rollouts - sum(len(it.wholes) for it in runs)
+    if missing > 0:
+        added = uvloop.run(
+            run(
+                args.kind,
+                missing,
+                args.limit,
+                args.seconds,
+                args.seed + len(runs),
+                repository=args.model_repository,
+                names=args.models,
+                event_log=args.event_log,
+            )
         )
-    )
+        runs.append(added)
+        if args.series is not None:
+            with args.series.open("ab") as file:
+                file.write(msgspec.json.encode(added) + b"\n")
+    result = summed(runs)
     show_result(
         result,
-        f"{result.rollouts} rollouts ({result.kind}) under {result.requests} requests: {result.failed} failed; "
-        f"late {result.late_with * 100:.2f} %, without rollouts {result.late_without * 100:.2f} %; "
+        f"{result.rollouts} rollouts ({result.kind}) in {result.runs} runs under {result.requests} requests: "
+        f"{result.failed} failed; late {result.late_with * 100:.3f} %, in {result.seconds_with_late} seconds; without "
+        f"rollouts {result.late_without * 100:.3f} % of {result.requests_without}; "
         f"switch p50 {result.switch_ms_p50:.2f} ms, p99 {result.switch_ms_p99:.2f} ms, "
         f"most {result.switch_ms_max:.2f} ms, of the processor p50 {result.switch_processor_ms_p50:.2f}, most "
         f"{result.switch_processor_ms_max:.2f} ms; "
-        f"rollout p50 {result.rollout_s_p50:.2f} s, most {result.rollout_s_max:.2f} s; memory "
-        f"{result.memory_before_mib:.0f} MiB before, {result.memory_after_mib:.0f} MiB after; "
-        f"load average {result.load_average:.1f}",
+        f"rollout p50 {result.rollout_s_p50:.2f} s, most {result.rollout_s_max:.2f} s; memory before and after in MiB "
+        + ", ".join(
+            f"{before:.0f} and {after:.0f}"
+            for before, after in zip(result.memory_before_mib, result.memory_after_mib, strict=True)
+        )
+        + f"; load average {max(result.load_average):.1f} at most",
     )
 
 
