@@ -36,9 +36,13 @@ class AttainmentMonitor:
         """The fraction that met their target; None where no request ended."""
         return self._within / self._stayed if self._stayed else None
 
+    def falls_short(self, target: float) -> bool:
+        """Tell whether attainment is below a target, be it by chance."""
+        return self._stayed >= LEAST and self._within < target * self._stayed
+
     def missed(self, target: float) -> bool:
         """Tell whether attainment is below a target by more than chance explains."""
-        if self._stayed < LEAST:
+        if not self.falls_short(target):
             return False
         chance = DEVIATIONS * (math.sqrt(target * (1.0 - target) * self._stayed) + 1.0)
         clusters = CLUSTER_DEVIATIONS * math.sqrt(self._squares)

@@ -10,7 +10,7 @@ A plan is made anew for one of these reasons, the first that holds:
 - a model is offered more than its plan sustains, beyond chance (`RateMonitor`), or is forecast to be before another
   plan could be in force (`RateForecast`, `LeadTime`);
 - batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
-- an SLO is missed though neither is the case: then its model is planned for with more headroom;
+- an SLO is missed though neither is the case: then models that fall short are planned for with more headroom;
 - rates have been lower for a whole cool-down, and fewer devices might do, or serve what was short.
 
 Profiles that batches do not keep to on a quiet machine are corrected (`ProfileMonitor`).
@@ -235,8 +235,10 @@ class Controller:
             return _Need(Cause.LATENCY, "; ".join(self._describe_drift(name) for name in sorted(drifted)))
         missed = [name for name in watches if watches[name].attainment.missed(self._targets.get(name, 0.99))]
         if missed and not self._short:
-            for name in missed:
-                watches[name].headroom = min(watches[name].headroom * HEADROOM_STEP, MAX_HEADROOM)
+            # A plan is made anyway: those that fall short of their targets, be it by chance, get more as well.
+            for name, watch in watches.items():
+                if watch.attainment.falls_short(self._targets.get(name, 0.99)):
+                    watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
             return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
         if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
@@ -446,10 +448,8 @@ class Controller:
         self._decisions.append(Decision(time=now, action=action, reason=reason))
 
     def _describe_excess(self, name: str) -> str:
-        watch = self._watches[name]
-        rising = f", rising to {show_rate(watch.expected)}/s" if watch.expected else ""
-        offered = f"{name} is offered {show_rate(watch.estimate.rate)}/s{rising}"
-        return f"{offered}, and its plan sustains {show_rate(self._limit(name))}/s"
+        limit = self._limit(name)
+        return f"{self._watches[name].describe_excess(name, limit)}, and its plan sustains {show_rate(limit)}/s"
 
     def _describe_drift(self, name: str) -> str:
         return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as long as predicted"

@@ -11,6 +11,7 @@ from cotenant.control.profile_monitor import ProfileMonitor
 from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
 from cotenant.control.slowdown_monitor import SlowdownMonitor
+from cotenant.core.units import show_rate
 
 MAX_HEADROOM = 2.0  # factor on an estimated rate
 BURST_HEADROOM = 1.05  # factor on what bursts need, which changes with each of them
@@ -55,10 +56,17 @@ class ModelWatch:
 
     def peak(self, since: float) -> float:
         """Return the largest rate that was wanted since then; what bursts need is wanted for as long as they are
-        remembered, and no more than that."""
-        if self.bursts.needed:
-            return self.demand
-        return next((rate for time, rate in self._peaks if time >= since), 0.0)
+        remembered. Devices that were launched for a burst and come after it are there for the next one."""
+        kept = next((rate for time, rate in self._peaks if time >= since), 0.0)
+        return max(kept, self.demand) if self.bursts.needed else kept
+
+    def describe_excess(self, name: str, limit: float) -> str:
+        """Say what a model of this name is offered, or needs, beyond that limit in requests/s."""
+        rate = self.estimate.rate
+        if self.bursts.needed > max(rate, limit):
+            return f"bursts of {name} need {show_rate(self.bursts.needed)}/s"
+        rising = f", rising to {show_rate(self.expected)}/s" if self.expected > rate else ""
+        return f"{name} is offered {show_rate(rate)}/s{rising}"
 
     def raise_peak(self, now: float, rate: float, since: float) -> None:
         """Want a rate now; forget those that were wanted before `since`."""
