@@ -196,7 +196,7 @@ def run(trace: str, loop: str, given: Case, start: float, seconds: float, seed: 
 def _fixed_plan(problem: Problem, devices: int, load: Workload, seconds: float, seed: int) -> tuple[Report, float]:
     """Return a report, and device-seconds, of one plan for the largest multiple of the rates."""
     problem = msgspec.structs.replace(with_devices(problem, {problem.fleet[0].name: devices}), objective="rate")
-    plan = plan_problem(problem, validate=False)
+    plan = plan_problem(problem, validate=False, clock=None)  # the same plan whatever else runs
     return simulate(problem, plan, load, seconds=seconds, seed=seed), devices * seconds
 
 
