@@ -55,6 +55,6 @@ def test_device_that_comes_after_its_burst_is_kept_for_the_next_one() -> None:
     assert acquire == Acquire("gpu", 1)
     assert world.rolled(roll) == []
     world.observe(0.0, 15.0)
-    (solve,) = world.tell(DevicesFound(GPU[2:3]))
-    assert isinstance(solve, Solve)
-    assert solve.rates["a"] > 350.0
+    (again,) = world.tell(DevicesFound(GPU[2:3]))
+    assert isinstance(again, Solve)
+    assert again.rates["a"] > 350.0
