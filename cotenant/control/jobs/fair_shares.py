@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+ROUNDING = 1e-6  # of sums of shares, in ‰
+
 
 class Claim(msgspec.Struct, kw_only=True):
     """Hold a job's claim on its device. served: its virtual time, in share-seconds per weight. most: the share, in ‰,
@@ -47,7 +49,7 @@ def fair_shares(claims: Sequence[Claim], idle: int, *, capacity: float, horizon:
     weights = [scale * claim.weight for claim in claims]
     shares = _filled(weights, starts, [float(claim.most) for claim in claims], idle)
     left = idle - sum(shares)
-    if left >= 1:  # nobody has used so much of late; whoever can now, may
+    if left > ROUNDING:  # nobody has used so much of late; whoever can now, may
         rooms = [claim.ceiling - share for claim, share in zip(claims, shares, strict=True)]
         more = _filled([float(claim.weight) for claim in claims], [0.0] * len(claims), rooms, left)
         shares = [share + extra for share, extra in zip(shares, more, strict=True)]
@@ -83,8 +85,8 @@ def _filled(weights: Sequence[float], starts: Sequence[float], most: Sequence[fl
 def _rounded(shares: Sequence[float], most: Sequence[int]) -> list[int]:
     """Round so that the sum is at most what it was and no share above its limit: those with the largest fractions
     up."""
-    rounded = [int(share + 1e-6) for share in shares]
-    left = int(sum(shares) + 1e-6) - sum(rounded)
+    rounded = [int(share + ROUNDING) for share in shares]
+    left = int(sum(shares) + ROUNDING) - sum(rounded)
     for place in sorted(range(len(shares)), key=lambda place: rounded[place] - shares[place]):
         if left > 0 and rounded[place] < most[place]:
             rounded[place] += 1

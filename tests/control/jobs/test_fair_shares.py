@@ -57,6 +57,12 @@ def test_job_that_is_behind_gets_all_until_it_has_caught_up() -> None:
     assert divided([claim(served=1.0), claim(served=0.0)], 500, capacity=2.0) == [200, 300]
 
 
+def test_all_that_is_idle_is_given_whatever_a_job_has_used() -> None:
+    """A hundred days of share-seconds: the differences that are to be caught up with lose their last digits."""
+    claims = [claim(most=133, ceiling=133), claim(10, served=2.0**23, most=143, ceiling=143), claim(most=2, ceiling=2)]
+    assert sum(divided(claims, 273, capacity=0.5)) == 273
+
+
 def test_what_a_job_cannot_use_goes_to_the_others() -> None:
     assert divided([claim(most=100, ceiling=100), claim(), claim()], 900) == [100, 400, 400]
     assert divided([claim(weight=9, most=50), claim()], 1000) == [50, 950]
