@@ -237,13 +237,16 @@ def batched_partitions(
         [latency_curve(problem, model, kind.name, cut.share, n) for model, n in zip(cut.rates, own, strict=True)]
         for cut, own in zip(cuts, procs, strict=True)
     ]
-    slos = {model.name: model.slo for model in problem.models}
     slow = [[1.0] * len(cut.rates) for cut in cuts]
     for _ in range(20):
         chosen: list[tuple[int, ...]] = []
         for cut, own, workers, factors in zip(cuts, curves, procs, slow, strict=True):
             works = [
-                RoundShare(known if factor == 1 else [factor * latency for latency in known], rate / n, slos[model])
+                RoundShare(
+                    known if factor == 1 else [factor * latency for latency in known],
+                    rate / n,
+                    problem.model(model).slo,
+                )
                 for (model, rate), known, n, factor in zip(cut.rates.items(), own, workers, factors, strict=True)
             ]
             batches = choose(works)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Literal, get_args
 
 import msgspec
@@ -24,7 +25,7 @@ Objective = Literal["devices", "rate"]
 Arrivals = Literal["poisson", "even"]
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Hold everything that a planner may need.
 
     rates: requests/s from outside, by model or application. objective: "devices" asks for the fewest devices (the least
@@ -55,6 +56,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy | None = None
     arrivals: Arrivals = "poisson"
     jobs: tuple[BackgroundJob, ...] = ()
+
+    @cached_property
+    def _by_name(self) -> dict[str, Model]:
+        return {model.name: model for model in self.models}
 
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""
@@ -101,10 +106,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                     raise PlanError(f"{where}: the cuts {kind.cuts} are not all shares of MIG instances, {legal} ‰")
 
     def model(self, name: str) -> Model:
-        for model in self.models:
-            if model.name == name:
-                return model
-        raise PlanError(f"unknown model {name!r} in this problem; it has {', '.join(m.name for m in self.models)}")
+        model = self._by_name.get(name)
+        if model is None:
+            raise PlanError(f"unknown model {name!r} in this problem; it has {', '.join(m.name for m in self.models)}")
+        return model
 
     def kind(self, name: str) -> Kind:
         for kind in self.fleet:
@@ -117,6 +122,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _once(what: str, names: list[str]) -> None:
-    for i, name in enumerate(names):
-        if name in names[:i]:
+    seen = set[str]()
+    for name in names:
+        if name in seen:
             raise PlanError(f"two entries for the {what} {name!r}; list each once")
+        seen.add(name)

@@ -144,14 +144,16 @@ def _mig_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> 
 def _mps_bindings(problem: Problem, device: DeviceDraft, instance: Instance) -> list[Binding]:
     """Return the binding of a workload on the smallest share that is expected to meet its objective."""
     kind = device.kind
-    busy = sum(cut.share / WHOLE * sum(busy_parts(problem, kind, cut).values()) for cut in device.cuts)
     objective = instance.rate * (1 - ROUNDING_TOLERANCE)
     for share in mps_shares(problem, kind, instance):
         if share > device.free:
             break
         after = [*device.cuts, PartitionDraft(share, {instance.model: instance.rate})]
+        if not fits(problem, DeviceDraft(kind, after)):  # what most devices are refused by
+            continue
         pods = _pods(problem, kind, after, range(len(after)))
-        if pods[-1].expected >= objective and fits(problem, DeviceDraft(kind, after)):
+        if pods[-1].expected >= objective:
+            busy = sum(cut.share / WHOLE * sum(busy_parts(problem, kind, cut).values()) for cut in device.cuts)
             return [Binding(after, partition_score(pods, busy))]
     return []
 

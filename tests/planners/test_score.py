@@ -11,6 +11,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft
 from cotenant.planners.check import check
+from cotenant.planners.cluster import fits
 from cotenant.planners.kind_by_kind import Instance
 from cotenant.planners.score import Pod, met_score, node_binding, partition_score, plan, violated_score
 from cotenant.predictors import Load
@@ -132,3 +133,30 @@ def test_score_uses_the_fewest_devices_on_which_everything_fits() -> None:
     made = plan(problem(dict.fromkeys("abcdef", 160.0), many))
     assert [len(device.partitions) for device in made.devices] == [3, 3]
     assert made.unserved == {}
+
+
+class Counting:
+    """Slow every pair by 10 %, and count what is asked."""
+
+    interferes = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        self.asked += 1
+        return 1.1 if colocated else 1.0
+
+
+def test_device_that_does_not_fit_is_refused_before_it_is_scored() -> None:
+    """Most devices of a full cluster are, since who is there would miss its target: what is then asked about each is
+    most of a decision."""
+    counting = Counting()
+    rates = dict.fromkeys("abc", 155.0) | {"d": 10.0}
+    asked = msgspec.structs.replace(problem(rates, V100), interference=counting)
+    device = DeviceDraft(V100, [PartitionDraft(250, {name: rate}) for name, rate in rates.items() if name != "d"])
+    assert node_binding(asked, device, Instance("d", 10.0)) is None
+    only_fits = counting.asked
+    counting.asked = 0
+    assert not fits(asked, DeviceDraft(V100, [*device.cuts, PartitionDraft(250, {"d": 10.0})]))
+    assert only_fits == counting.asked > 0
