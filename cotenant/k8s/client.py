@@ -2,12 +2,14 @@
 
 lightkube finds the configuration and authenticates: kubeconfig, service accounts whose tokens change, certificates,
 plugins. Its own watches are not used: they wait for ever on a connection that was cut off, ask for no bookmarks, and
-begin again at once, without end, where a server closes them at once.
+begin again at once, without end, where a server closes them at once. A watch may be silent for minutes, so whether its
+connection still leads anywhere is for the kernel to ask.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -28,7 +30,10 @@ Subresource = Literal["status", "binding", "eviction"]
 TIMEOUT = 10.0  # seconds for an answer
 LIST_PAGE = 500  # objects at once
 WATCH_SECONDS = 240  # after which the server ends a watch, as client-go asks of it
-SILENCE = 60.0  # seconds beyond that; a watch that is not ended by then is cut off
+SILENCE = 60.0  # seconds beyond that; a watch that is not ended by then is given up: its server is there, and hangs
+# Seconds of silence after which the kernel asks whether the other end is there, and between two times; how often it
+# asks in vain until the connection fails, after 30 s in all. It fails as soon where what was sent is not received.
+KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 15, 5, 3
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 CONFLICT, GONE, NOT_FOUND, INVALID_OBJECT, UNREACHABLE = 409, 410, 404, 422, 0
@@ -163,7 +168,8 @@ class ApiClient:
             "timeoutSeconds": str(seconds),
         } | _selectors(labels, fields)
         with _reported(path):
-            request = self._http.build_request("GET", path, params=params, timeout=_timeout(TIMEOUT, seconds + SILENCE))
+            timeout = _timeout(TIMEOUT, seconds + SILENCE)
+            request = self._http.build_request("GET", path, params=params, timeout=timeout, extensions=_EXTENSIONS)
             response = await self._http.send(request, stream=True)
             try:
                 if response.status_code != 200:
@@ -194,7 +200,13 @@ class ApiClient:
         headers = {"Accept": "application/json"} | ({} if content is None else {"Content-Type": content_type})
         with _reported(path):
             response = await self._http.request(
-                method, path, params=params, content=content, headers=headers, timeout=_timeout(self._seconds)
+                method,
+                path,
+                params=params,
+                content=content,
+                headers=headers,
+                timeout=_timeout(self._seconds),
+                extensions=_EXTENSIONS,
             )
         if not 200 <= response.status_code < 300:
             raise _refused(method, path, response.status_code, response.content)
@@ -255,6 +267,22 @@ def _http(config: SingleConfig) -> httpx2.AsyncClient:
         return client_adapter.AsyncClient(config, parameters)
     except (LightkubeError, OSError, ssl.SSLError, ValueError) as error:
         raise ConfigError(f"{config.cluster.server}: certificates or credentials cannot be used: {error}") from None
+
+
+async def _keep_alive(event: str, info: Mapping[str, Any]) -> None:
+    """Have the kernel look after a connection that was made. httpx takes options of sockets with a transport alone, and
+    one that is given to it passes over the proxies of the environment."""
+    if event == "connection.connect_tcp.complete":
+        made = info["return_value"].get_extra_info("socket")
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        longest = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * longest)
+
+
+_EXTENSIONS = {"trace": _keep_alive}
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:
