@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.core.units import WHOLE
 from cotenant.errors import ClaimError
 from cotenant.k8s.dra.devices import DRIVER
 from cotenant.k8s.dra.preparation import PreparedClaim, PreparedDevice
+from cotenant.k8s.share_environment import share_environment
 
 CDI_VERSION: Final = "0.5.0"
 CDI_KIND: Final = f"{DRIVER}/claim"
@@ -18,7 +18,6 @@ PREFIX: Final = f"{DRIVER}-claim_"  # of our files
 PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108  # in the container, where CUDA looks by default
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 CONTROL_NODES: Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-MIB: Final = 1 << 20
 
 
 class ContainerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,23 +61,20 @@ def cdi_specification(claim: PreparedClaim, options: ContainerOptions) -> dict[s
     }
 
 
-def variables(device: PreparedDevice) -> dict[str, str]:
-    """Return the environment of a container with one device. CUDA numbers the devices that it sees from 0."""
-    found = {
-        "COTENANT_DEVICE_UUID": device.uuid,
-        "COTENANT_SHARE": f"{100 * device.share / WHOLE:g}",
-        "CUDA_VISIBLE_DEVICES": device.instance or device.uuid,
-    }
-    if device.sharing == "mps":
-        found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 * device.share / WHOLE:g}"
-        if device.memory:
-            found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-device.memory // MIB)}M"
-    return found
+def environment_of(device: PreparedDevice) -> dict[str, str]:
+    """Return the environment of a container with one device."""
+    return share_environment(
+        device=device.uuid,
+        visible=device.instance or device.uuid,
+        share=device.share,
+        memory=device.memory,
+        sharing=device.sharing,
+    )
 
 
 def _edits(device: PreparedDevice, options: ContainerOptions, *, alone: bool) -> dict[str, Any]:
     edits: dict[str, Any] = {}
-    environment = variables(device) if alone else {}
+    environment = environment_of(device) if alone else {}
     if device.sharing == "mps":
         mounts = []
         if options.mps_pipe is not None:

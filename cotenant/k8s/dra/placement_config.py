@@ -8,11 +8,10 @@ import msgspec
 
 from cotenant.errors import ClaimError
 from cotenant.k8s.resource import GROUP, VERSION
+from cotenant.k8s.share_environment import Sharing
 
 KIND: Final = "PlacementConfig"
 API_VERSION: Final = f"{GROUP}/{VERSION}"
-
-Sharing = Literal["whole", "mps", "mig"]
 
 
 class PlacementConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -16,9 +16,10 @@ import msgspec
 from cotenant.core.units import WHOLE
 from cotenant.errors import ConfigError, DeviceError
 from cotenant.k8s.dra.devices import DRIVER, MEMORY, SHARE, device_name
-from cotenant.k8s.dra.placement_config import PlacementConfig, Sharing
+from cotenant.k8s.dra.placement_config import PlacementConfig
 from cotenant.k8s.pods.request import FINISHED, PLACEMENT, SharePlacement, read_placement
 from cotenant.k8s.resource import KubeObject, ObjectKey, key_of
+from cotenant.k8s.share_environment import sharing_of
 
 LABEL: Final = "cotenant.dev/share"  # of claims that are ours
 LABELS: Final = f"{LABEL}=true"
@@ -149,9 +150,8 @@ def _capacity(placement: SharePlacement) -> dict[str, str]:
 
 def _opaque(placement: SharePlacement) -> dict[str, Any]:
     instance = placement.visible if placement.visible != placement.device else ""
-    sharing: Sharing = "mig" if instance else "whole" if placement.share == WHOLE else "mps"
     config = PlacementConfig(
-        sharing=sharing,
+        sharing=sharing_of(placement.device, placement.visible, placement.share),
         device=placement.device,
         instance=instance,
         share=placement.share,

@@ -14,7 +14,7 @@ from cotenant.core.units import WHOLE, show_memory, show_share
 from cotenant.errors import ClaimError
 from cotenant.k8s.dra.allocation import AllocatedClaim, AllocatedDevice
 from cotenant.k8s.dra.devices import Instance, NodeDevice
-from cotenant.k8s.dra.placement_config import Sharing
+from cotenant.k8s.share_environment import Sharing
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

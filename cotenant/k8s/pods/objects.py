@@ -11,18 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.core.units import WHOLE
 from cotenant.k8s.pods.eligibility import required_terms
 from cotenant.k8s.pods.request import GATE, PLACEMENT, SharePlacement, SharePod
 from cotenant.k8s.resource import KubeObject
+from cotenant.k8s.share_environment import share_environment, sharing_of
 
 LABEL: Final = "cotenant.dev/shares"  # of ConfigMaps that are ours
 LABELS: Final = f"{LABEL}=true"
 HELD: Final = "cotenant.dev/held"  # annotation of these: pods → uid and placement
 CUTS: Final = "cotenant.dev/cuts"  # annotation of nodes: UUID of a GPU → shares in ‰ to cut it into
 CONDITION: Final = "cotenant.dev/Share"
-
-MIB: Final = 1 << 20
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -32,18 +30,11 @@ class Held(msgspec.Struct, frozen=True):
     placement: SharePlacement
 
 
-def variables(placement: SharePlacement) -> dict[str, str]:
-    """Return the environment of a pod with a share. CUDA numbers the devices that it sees from 0."""
-    found = {
-        "COTENANT_DEVICE_UUID": placement.device,
-        "CUDA_VISIBLE_DEVICES": placement.visible,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"
-        if placement.visible != placement.device
-        else f"{100 * placement.share / WHOLE:g}",
-    }
-    if placement.memory:
-        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-placement.memory // MIB)}M"
-    return found
+def environment_of(placement: SharePlacement) -> dict[str, str]:
+    """Return the environment of a pod with a share."""
+    device, visible, share = placement.device, placement.visible, placement.share
+    sharing = sharing_of(device, visible, share)
+    return share_environment(device=device, visible=visible, share=share, memory=placement.memory, sharing=sharing)
 
 
 def read_held(config_map: KubeObject) -> dict[str, Held]:
@@ -177,7 +168,7 @@ def read_cuts(node: KubeObject) -> dict[str, tuple[int, ...]]:
 
 
 def _data(pod: SharePod, placement: SharePlacement) -> Mapping[str, str]:
-    found = variables(placement)
+    found = environment_of(placement)
     if not pod.shared:
         return found
     return {_file(pod.key.name): "".join(f"{name}={value}\n" for name, value in found.items())}

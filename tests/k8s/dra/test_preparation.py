@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cotenant.core.units import WHOLE
 from cotenant.errors import ClaimError
 from cotenant.k8s.dra.allocation import AllocatedClaim, AllocatedDevice
-from cotenant.k8s.dra.container_edits import ContainerOptions, cdi_device_ids, cdi_specification, variables
+from cotenant.k8s.dra.container_edits import ContainerOptions, cdi_device_ids, cdi_specification, environment_of
 from cotenant.k8s.dra.devices import NodeDevice
 from cotenant.k8s.dra.placement_config import PlacementConfig
 from cotenant.k8s.dra.preparation import PreparedClaim, PreparedDevice, prepare
@@ -148,7 +148,7 @@ def test_several_devices_of_a_claim_are_whole_and_different() -> None:
     ],
 )
 def test_environment_holds_the_limits_of_mps_alone(device: AllocatedDevice, wanted: dict[str, str]) -> None:
-    found = variables(one(device))
+    found = environment_of(one(device))
     assert {name: value for name, value in found.items() if "MPS" in name} == wanted
 
 

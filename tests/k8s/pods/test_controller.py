@@ -16,7 +16,7 @@ from cotenant.errors import KubernetesError
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.elector import Elector
 from cotenant.k8s.pods.controller import ShareController
-from cotenant.k8s.pods.objects import CONDITION, config_map_for, read_held, variables
+from cotenant.k8s.pods.objects import CONDITION, config_map_for, environment_of, read_held
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.request import CONFIG_MAP, GATE, PLACEMENT, SharePod, read_placement, read_pod
 from cotenant.k8s.pods.rules import choose_rule
@@ -84,7 +84,7 @@ def whole(api: ApiDouble, *names: str) -> bool:
         is_open(found[name])
         and (placed := placement_of(found[name])) is not None
         and name in maps
-        and maps[name]["data"] == variables(placed)
+        and maps[name]["data"] == environment_of(placed)
         for name in names
     )
 
@@ -124,6 +124,25 @@ def test_pods_without_room_are_told_once_and_placed_when_there_is() -> None:
             assert len(api.writes) == before
             cluster(api)
             await eventually(lambda: whole(api, "p"))
+
+    play(scenario)
+
+
+def test_pods_that_wait_are_not_written_when_others_are_placed() -> None:
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("nodes", node_object("n1", device("GPU-0")))
+        api.put("pods", pod_object("first", "mid", "100ms", "50"))
+        async with controlling(client) as controller:
+            await eventually(lambda: whole(api, "first"))
+            for n in range(3):
+                api.put("pods", pod_object(f"large-{n}", "large", "200ms", "40"))
+            await eventually(lambda: sum(message(each).startswith("NoRoom") for each in pods(api).values()) == 3)
+            waiting = {name: each for name, each in pods(api).items() if not is_open(each)}
+            for n in range(2):
+                api.put("pods", pod_object(f"tiny-{n}", "tiny", "300ms", "2"))
+                await eventually(lambda n=n: whole(api, f"tiny-{n}"))
+            assert await decide_again(controller)
+            assert {name: each for name, each in pods(api).items() if name in waiting} == waiting
 
     play(scenario)
 

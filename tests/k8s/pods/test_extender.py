@@ -15,7 +15,7 @@ from aiohttp import web
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.pods.controller import ShareController
 from cotenant.k8s.pods.extender import OFFER_SECONDS, SchedulerExtender
-from cotenant.k8s.pods.objects import config_map_for, variables
+from cotenant.k8s.pods.objects import config_map_for, environment_of
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.request import SharePod, read_pod
 from cotenant.k8s.pods.rules import choose_rule
@@ -85,7 +85,7 @@ def test_pods_are_scheduled_bound_and_have_shares() -> None:
                 bound = pods(api)[name]
                 assert bound["spec"]["nodeName"] == node == placement_of(bound).node
             held = {each["metadata"]["name"]: each["data"] for each in api.objects("configmaps")}
-            assert held == {name: variables(placement_of(pods(api)[name])) for name in "abc"}
+            assert held == {name: environment_of(placement_of(pods(api)[name])) for name in "abc"}
             used: dict[str, int] = {}
             for each in pods(api).values():
                 placed = placement_of(each)

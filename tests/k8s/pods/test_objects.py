@@ -14,11 +14,11 @@ from cotenant.k8s.pods.objects import (
     condition,
     config_map_for,
     cuts_for,
+    environment_of,
     is_foreign,
     opened,
     read_cuts,
     read_held,
-    variables,
     without_gone,
 )
 from cotenant.k8s.pods.request import CONFIG_MAP, GATE, PLACEMENT, read_placement
@@ -38,29 +38,30 @@ def stored(body: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def test_variables_of_a_part_of_a_gpu() -> None:
-    assert variables(PLACED) == {
+    assert environment_of(PLACED) == {
         "COTENANT_DEVICE_UUID": "GPU-0",
+        "COTENANT_SHARE": "25",
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
     }
     odd = msgspec.structs.replace(PLACED, share=125, memory=1)
-    assert variables(odd)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
-    assert variables(odd)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1M"
+    assert environment_of(odd)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "12.5"
+    assert environment_of(odd)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=1M"
 
 
 def test_variables_of_a_mig_instance_leave_its_limits_to_it() -> None:
     instance = msgspec.structs.replace(PLACED, visible="MIG-0", memory=0)
-    assert variables(instance) == {
+    assert environment_of(instance) == {
         "COTENANT_DEVICE_UUID": "GPU-0",
+        "COTENANT_SHARE": "25",
         "CUDA_VISIBLE_DEVICES": "MIG-0",
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
     }
 
 
 def test_config_map_of_a_pod_goes_with_it_and_is_written_once() -> None:
     body = config_map_for(pod("p"), PLACED, None)
-    assert body is not None and body["data"] == variables(PLACED)
+    assert body is not None and body["data"] == environment_of(PLACED)
     assert body["metadata"]["labels"] == {LABEL: "true"}
     assert body["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": True}

@@ -15,7 +15,7 @@ from cotenant.k8s.client import ApiClient
 from cotenant.k8s.pods.controller import ShareController
 from cotenant.k8s.pods.extender import SchedulerExtender
 from cotenant.k8s.pods.inventory import DeviceReport
-from cotenant.k8s.pods.objects import variables
+from cotenant.k8s.pods.objects import environment_of
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.rules import choose_rule
 from cotenant.k8s.resource import CONFIG_MAPS, NODES, PODS, ObjectKey
@@ -117,7 +117,7 @@ def test_scheduler_binds_pods_with_shares_and_leaves_those_without_room(cluster:
             for name, each in found.items():
                 placed = placement_of(each)
                 assert each["spec"]["nodeName"] == placed.node
-                assert (await client.get(CONFIG_MAPS, name))["data"] == variables(placed)
+                assert (await client.get(CONFIG_MAPS, name))["data"] == environment_of(placed)
                 used[placed.device] = used.get(placed.device, 0) + placed.share
             assert max(used.values()) <= 1000
 
