@@ -19,7 +19,8 @@ SHORT_WATCH = 1.0  # seconds; a watch that ends within them without an event cou
 
 class Informer:
     """Follow the objects of a namespace, or of all. changed: called after each change of them, and when contact to the
-    server is lost or found. labels, fields: selectors. seconds: how long one watch lasts.
+    server is lost or found. labels, fields: selectors. keep: returns the fields of an object that are remembered, its
+    name, namespace and version among them; None: the object is passed over. seconds: how long one watch lasts.
 
     While the server is away, `objects` stay as they were last seen.
     """
@@ -34,6 +35,7 @@ class Informer:
         everywhere: bool = False,
         labels: str = "",
         fields: str = "",
+        keep: Callable[[KubeObject], KubeObject | None] = lambda each: each,
         seconds: int = WATCH_SECONDS,
     ) -> None:
         self._client = client
@@ -43,6 +45,7 @@ class Informer:
         self._everywhere = everywhere
         self._labels = labels
         self._fields = fields
+        self._keep = keep
         self._seconds = seconds
         self._objects: dict[ObjectKey, KubeObject] = {}
         self._version: str | None = None  # None: to be listed anew
@@ -51,7 +54,7 @@ class Informer:
 
     @property
     def objects(self) -> Mapping[ObjectKey, KubeObject]:
-        """Return the objects as they were last seen, by key. Not to be changed."""
+        """Return what is kept of the objects as they were last seen, by key. Not to be changed."""
         return self._objects
 
     @property
@@ -91,7 +94,7 @@ class Informer:
                 labels=self._labels,
                 fields=self._fields,
             )
-            found = {key_of(each): each for each in listing.objects}
+            found = {key_of(each): kept for each in listing.objects if (kept := self._keep(each)) is not None}
             different = found != self._objects or not self.is_synced
             self._objects, self._version = found, listing.version
             self._synced.set()
@@ -114,10 +117,11 @@ class Informer:
             if event.type == "BOOKMARK":
                 continue
             key = key_of(event.object)
-            if event.type == "DELETED":
-                self._objects.pop(key, None)
-            else:
-                self._objects[key] = event.object
+            kept = None if event.type == "DELETED" else self._keep(event.object)
+            if kept is not None:
+                self._objects[key] = kept
+            elif self._objects.pop(key, None) is None:
+                continue
             self._changed()
         self._found()
         return bool(events) or listed or time.monotonic() - begun >= SHORT_WATCH

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from cotenant.k8s.client import ApiClient
 from cotenant.k8s.informer import Informer
-from cotenant.k8s.resource import CONFIG_MAPS
+from cotenant.k8s.resource import CONFIG_MAPS, KubeObject
 from tests.k8s.api_double import ApiDouble
 from tests.k8s.eventually import eventually
 from tests.k8s.play import play
@@ -149,5 +149,31 @@ def test_quiet_collection_is_watched_on_from_a_bookmark() -> None:
                 api.put("pods", {"metadata": {"name": f"p{i}", "namespace": "default"}, "spec": {}})
             await eventually(lambda: informer._version not in (first, None))
             assert len(changes) == 1  # the list
+
+    play(scenario)
+
+
+def test_only_what_is_kept_is_remembered_and_other_objects_wake_nobody() -> None:
+    def keep(each: KubeObject) -> KubeObject | None:
+        value = (each.get("data") or {}).get("value")
+        return None if value is None else {"metadata": each["metadata"], "value": value}
+
+    async def scenario(api: ApiDouble, client: ApiClient) -> None:
+        api.put("configmaps", config_map("a", value="1", large="x" * 1000))
+        api.put("configmaps", config_map("other", large="x"))
+        changes: list[int] = []
+        informer = Informer(client, CONFIG_MAPS, lambda: changes.append(1), keep=keep)
+        task = asyncio.create_task(informer.run())
+        await informer.synced()
+        assert names(informer) == ["a"] and len(changes) == 1
+        api.put("configmaps", config_map("other", large="y"))
+        api.put("configmaps", config_map("b", value="2"))
+        await eventually(lambda: names(informer) == ["a", "b"])
+        api.put("configmaps", config_map("b", large="x"))  # which no longer is one to be kept
+        await eventually(lambda: names(informer) == ["a"])
+        assert len(changes) == 3
+        assert all(each.keys() == {"metadata", "value"} for each in informer.objects.values())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     play(scenario)

@@ -22,6 +22,7 @@ from cotenant.k8s.dra.planned_claims import (
     read_planned,
 )
 from cotenant.k8s.informer import Informer
+from cotenant.k8s.pods.kept import kept_of_pod
 from cotenant.k8s.resource import PODS, RESOURCE_CLAIMS, KubeObject, ObjectKey, key_of, version_of
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class ClaimController:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._changed = asyncio.Event()
-        self._pods = Informer(client, PODS, self._changed.set, everywhere=True)
+        self._pods = Informer(client, PODS, self._changed.set, everywhere=True, keep=kept_of_pod)
         self._claims = Informer(client, RESOURCE_CLAIMS, self._changed.set, everywhere=True, labels=LABELS)
         self._told: dict[ObjectKey, str] = {}
         self._refused: dict[ObjectKey, tuple[str, float]] = {}  # by pod: its version, and when to look at it again

@@ -11,6 +11,7 @@ from cotenant.k8s.client import CONFLICT, ApiClient
 from cotenant.k8s.exporter.readings import DeviceReading
 from cotenant.k8s.informer import Informer
 from cotenant.k8s.pods.inventory import DEVICES, write_devices
+from cotenant.k8s.pods.kept import kept_of_pod
 from cotenant.k8s.pods.objects import read_cuts
 from cotenant.k8s.pods.request import SharePlacement, SharePod, read_pod
 from cotenant.k8s.resource import NODES, PODS, ObjectKey
@@ -43,7 +44,7 @@ class DeviceAgent:
         self._cut = cut
         self._interval = interval
         self._readings: Sequence[DeviceReading] = ()
-        self._pods = None if client is None else Informer(client, PODS, everywhere=True)
+        self._pods = None if client is None else Informer(client, PODS, everywhere=True, keep=kept_of_pod)
         self._error = ""
         self._refused: set[tuple[str, tuple[int, ...]]] = set()
 

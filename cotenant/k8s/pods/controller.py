@@ -23,6 +23,7 @@ from cotenant.k8s.client import CONFLICT, NOT_FOUND, ApiClient
 from cotenant.k8s.elector import Elector
 from cotenant.k8s.informer import Informer
 from cotenant.k8s.pods.inventory import NodeDevices, read_node
+from cotenant.k8s.pods.kept import kept_of_node, kept_of_pod
 from cotenant.k8s.pods.objects import (
     LABELS,
     Held,
@@ -73,8 +74,8 @@ class ShareController:
         wake = self._changed.set
         self.deciding = asyncio.Lock()  # from a decision until it is written, so that nobody decides on less
         self._elector = None if elect is None else elect(wake)
-        self._nodes = Informer(client, NODES, wake)
-        self._pods = Informer(client, PODS, wake, everywhere=True)
+        self._nodes = Informer(client, NODES, wake, keep=kept_of_node)
+        self._pods = Informer(client, PODS, wake, everywhere=True, keep=kept_of_pod)
         self._config_maps = Informer(client, CONFIG_MAPS, wake, everywhere=True, labels=LABELS)
         self._given: dict[str, _Given] = {}  # by uid
         # Returns, by uid, what a scheduler was told, and may bind next.

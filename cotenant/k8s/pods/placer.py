@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from cotenant.core.model import Kind
-from cotenant.core.units import WHOLE, show_count, show_rate, show_seconds, show_share
+from cotenant.core.units import WHOLE, show_rate, show_seconds, show_share
 from cotenant.errors import PlanError
 from cotenant.k8s.pods.catalogue import Catalogue
 from cotenant.k8s.pods.eligibility import may_run
@@ -244,11 +244,12 @@ class Placer:
         )
 
     def _reason(self, pod: SharePod, devices: Sequence[ClusterDevice], problem: Problem, instance: Instance) -> str:
-        """Say what a pod needs, and what there is of it."""
+        """Say what a pod needs, and why there is none. It stands in each pod that waits, so it has no figures that move
+        whenever another one comes or goes: all would be written again."""
         asked = f"{pod.model} at {show_rate(pod.rate)} requests/s within {show_seconds(pod.slo)}"
         if not devices:
             return f"{asked}: no node reports a device of a known kind"
-        needs, enough = [], 0
+        needs = []
         for name in dict.fromkeys(device.slots.draft.kind.name for device in devices):
             of_kind = [device for device in devices if device.slots.draft.kind.name == name]
             kind = of_kind[0].slots.draft.kind
@@ -259,17 +260,14 @@ class Placer:
                 needs.append(f"no share of one {name} sustains that")
                 continue
             able = [slots for slots in _seen_by(pod, of_kind) if slots.open]
-            free = max(map(_largest_free, able), default=0)
-            roomy = sum(_largest_free(slots) >= share for slots in able)
-            enough += roomy
-            needs.append(
-                f"needs {show_share(share)} of one {name}, of which "
-                + (f"{show_share(free)} is the most that is free" if able else "no node takes it")
-            )
-        text = f"{asked}: {'; '.join(needs)}"
-        if enough:
-            text += f"; on {show_count(enough, 'device')} with room, no partition is within all targets and memory"
-        return text
+            if not able:
+                why = "it may run on no node that has one"
+            elif any(_largest_free(slots) >= share for slots in able):
+                why = "where that is free, no partition is within all targets and memory"
+            else:
+                why = "none has that free"
+            needs.append(f"needs {show_share(share)} of one {name}, and {why}")
+        return f"{asked}: {'; '.join(needs)}"
 
 
 def _as_instances(choice: Choice, report: DeviceReport) -> list[PartitionDraft] | None:

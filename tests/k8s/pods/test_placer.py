@@ -205,7 +205,7 @@ def test_decide_respects_where_a_pod_may_run() -> None:
     assert placed(decide(placer(), [only])["p"]).node == "n2"
     nowhere = pod("p", "tiny", "300ms", "5", nodeSelector={"kubernetes.io/hostname": "n3"})
     decision = decide(placer(), [nowhere])["p"]
-    assert isinstance(decision, NoRoom) and "of which no node takes it" in decision.reason
+    assert isinstance(decision, NoRoom) and "and it may run on no node that has one" in decision.reason
 
 
 def test_decide_closed_nodes_take_nobody() -> None:
@@ -228,7 +228,7 @@ def test_decide_says_what_is_short(asked: tuple[str, ...], reason: str) -> None:
     assert isinstance(decision, NoRoom) and decision.reason == reason
 
 
-def test_decide_says_how_much_is_free() -> None:
+def test_decide_says_what_is_not_free_in_words_that_no_other_pod_changes() -> None:
     nodes = (node("n1", device("GPU-0")),)
     holders = [
         msgspec.structs.replace(
@@ -240,11 +240,17 @@ def test_decide_says_how_much_is_free() -> None:
         )
         for n in range(2)
     ]
-    decision = decide(placer(), [*holders, pod("p")], nodes)["p"]
-    assert isinstance(decision, NoRoom)
-    assert decision.reason == (
-        "mid at 50 requests/s within 100 ms: needs 30 % of one a100, of which 10 % is the most that is free"
-    )
+    shares = ([450, 450], [500, 450], [550, 450])
+    found = []
+    for first, second in shares:
+        placements = [
+            msgspec.structs.replace(each.placement, share=s) for each, s in zip(holders, (first, second), strict=True)
+        ]
+        there = [msgspec.structs.replace(each, placement=p) for each, p in zip(holders, placements, strict=True)]
+        decision = decide(placer(), [*there, pod("p")], nodes)["p"]
+        assert isinstance(decision, NoRoom)
+        found.append(decision.reason)
+    assert found == 3 * ["mid at 50 requests/s within 100 ms: needs 30 % of one a100, and none has that free"]
     assert "no node reports a device" in decide(placer(), [pod("p")], ())["p"].reason  # type: ignore[union-attr]
 
 
