@@ -35,6 +35,7 @@ from cotenant.k8s.resource import (
     KubeObject,
     ObjectKey,
     Resource,
+    key_of,
     version_of,
 )
 from cotenant.k8s.specs import (
@@ -333,7 +334,10 @@ class Controller:
             else:
                 if not self._elector.leads:
                     return  # what another one has written before must stay; what it writes later is a conflict
-                if differs(found, wanted):
+                if found.get("addressType") != wanted["addressType"]:  # which no write may change
+                    await self._client.delete(ENDPOINT_SLICES, key_of(found), found["metadata"]["uid"])
+                    await self._client.create(ENDPOINT_SLICES, wanted)
+                elif differs(found, wanted):
                     await self._client.replace(
                         ENDPOINT_SLICES, {**wanted, "metadata": {**found["metadata"], **wanted["metadata"]}}
                     )

@@ -323,6 +323,8 @@ class ApiDouble:
             raise Refused(409, "Conflict", f'cannot be fulfilled on "{key[1]}": the object has been modified')
         if body.get("metadata", {}).get("name", key[1]) != key[1]:
             raise Refused(400, "BadRequest", "the name of the object does not match the name on the URL")
+        if "addressType" in before and body.get("addressType") != before["addressType"]:
+            raise Refused(422, "Invalid", f'EndpointSlice "{key[1]}" is invalid: addressType: field is immutable')
         if subresource == "status":
             after = {**before, "status": body.get("status", {})}
         else:

@@ -356,7 +356,7 @@ def test_service_leads_to_the_front_end_that_leads(play_double: Play, tmp_path: 
     async def scenario(api: ApiServer) -> None:
         await api.client.create(SERVED_MODELS, IDENTITY)
         here = 'service = "models"\naddress = "{}"\n'
-        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8")):
+        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8"), ("front-c", "fd00::9")):
             async with front_end(api, tmp_path, identity, kubernetes=here.format(address)) as server:
                 await eventually(lambda address=address: leads_to(api, address))
                 found = await api.client.get(ENDPOINT_SLICES, "models")
@@ -375,7 +375,7 @@ def test_role_allows_what_a_front_end_asks_for_and_no_more(play_double: Play, tm
         await api.client.create(DEVICE_POOLS, {"metadata": {"name": "cpus"}, "spec": {"kind": "cpu"}})
         before = len(api.double.requests)
         requests: list[str] = []
-        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8")):
+        for identity, address in (("front-a", "10.0.0.7"), ("front-b", "10.0.0.8"), ("front-c", "fd00::9")):
             service = f'service = "cotenant"\naddress = "{address}"\n'
             async with front_end(api, tmp_path, identity, kubernetes=service):
                 await eventually(lambda address=address: leads_to(api, address))

@@ -28,7 +28,7 @@ MAX_STATE = 1 << 26  # bytes
 _decoder = msgspec.json.Decoder(AdmissionState, dec_hook=decode_identity)
 
 
-class StateError(Exception):
+class PollError(Exception):
     """A replica did not tell its state."""
 
 
@@ -124,7 +124,7 @@ class ReplicaPoller:
                         logger.info("replica %s answers", address)
                     reachable = True
                     await asyncio.sleep(self._interval)
-            except (OSError, TimeoutError, StateError, asyncio.IncompleteReadError) as error:
+            except (OSError, TimeoutError, PollError, asyncio.IncompleteReadError) as error:
                 self._picker.lose(address)
                 if reachable:
                     logger.warning("replica %s takes no requests: %s", address, error or type(error).__name__)
@@ -145,32 +145,32 @@ class _Response:
     def on_body(self, data: bytes) -> None:
         self.body += data
         if len(self.body) > MAX_STATE:
-            raise StateError(f"its admission state has more than {MAX_STATE} bytes")
+            raise PollError(f"its admission state has more than {MAX_STATE} bytes")
 
     def on_message_complete(self) -> None:
         self.complete = True
 
 
 async def _read_state(reader: asyncio.StreamReader) -> AdmissionState:
-    """Read a response. Raises StateError for one that is no admission state."""
+    """Read a response. Raises PollError for one that is no admission state."""
     response = _Response()
     parser = httptools.HttpResponseParser(response)
     try:
         while not response.complete:
             data = await reader.read(1 << 18)
             if not data:
-                raise StateError("it closed the connection")
+                raise PollError("it closed the connection")
             parser.feed_data(data)
     except httptools.HttpParserError as error:
-        raise StateError(f"it answers no HTTP: {error.__context__ or error}") from None
+        raise PollError(f"it answers no HTTP: {error.__context__ or error}") from None
     status = parser.get_status_code()
     if status != 200:
         with suppress(msgspec.DecodeError):
             told = msgspec.json.decode(response.body)
             if isinstance(told, dict) and "error" in told:
-                raise StateError(f"GET {PATH} is answered with {status}: {told['error']}")
-        raise StateError(f"GET {PATH} is answered with {status}")
+                raise PollError(f"GET {PATH} is answered with {status}: {told['error']}")
+        raise PollError(f"GET {PATH} is answered with {status}")
     try:
         return _decoder.decode(response.body)
     except (msgspec.DecodeError, CotenantError) as error:
-        raise StateError(f"its admission state cannot be read: {error}") from None
+        raise PollError(f"its admission state cannot be read: {error}") from None

@@ -30,7 +30,9 @@ from cotenant.live.nodes.messages import (
     OfferModel,
     OpenPool,
     Proof,
+    ResizeLanes,
     SendFile,
+    Spawn,
     Welcome,
 )
 from cotenant.live.nodes.model_store import PART, Incoming, ModelStore
@@ -181,7 +183,8 @@ class Session(Receiver):
                 if pool is None:
                     raise NodeError(f"{type(message).__name__} is for a pool that is not open")
                 pool.carry_out(message, body, block)
-                self._offered -= pool.folders
+                if isinstance(message, Spawn | ResizeLanes):  # a batch uses no other folders than its lane
+                    self._offered -= pool.folders
 
     def _open(self, number: int, *, ceilings: bool) -> None:
         if number in self._pools or len(self._pools) >= MAX_POOLS:

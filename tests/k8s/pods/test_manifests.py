@@ -51,6 +51,8 @@ def one(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("each", objects(), ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
 def test_object_keeps_to_the_published_schema(each: dict[str, Any], release: str) -> None:
+    if each["kind"].startswith("ValidatingAdmissionPolicy") and release == RELEASES[0]:
+        pytest.skip("policies are of 1.30; the file says so")
     kubernetes_validate.validate(each, release, strict=True)
 
 
@@ -81,6 +83,22 @@ def test_pods_have_no_more_than_they_need(each: dict[str, Any]) -> None:
     for container in spec["containers"]:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert "limits" in container["resources"]
+
+
+def test_policy_keeps_an_exporter_to_its_node_and_to_annotations() -> None:
+    """An API server of 1.30 judges by it, and there is none here: it is held against the account and the write."""
+    spec = one("ValidatingAdmissionPolicy", "cotenant-device-exporter")["spec"]
+    (condition,) = spec["matchConditions"]
+    (subject,) = one("ClusterRoleBinding", "cotenant-device-exporter")["subjects"]
+    account = f'"system:serviceaccount:{subject["namespace"]}:{subject["name"]}"'
+    assert condition["expression"] == f"request.userInfo.username == {account}"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert (rule["operations"], rule["resources"]) == (["UPDATE"], ["nodes"])
+    own, annotations_alone = (each["expression"] for each in spec["validations"])
+    assert own == "variables.own == object.metadata.name"
+    assert all(f"object.{field} == oldObject.{field}" in annotations_alone for field in ("spec", "metadata.?labels"))
+    binding = one("ValidatingAdmissionPolicyBinding", "cotenant-device-exporter")["spec"]
+    assert (binding["policyName"], binding["validationActions"]) == ("cotenant-device-exporter", ["Deny"])
 
 
 def used(roles: list[dict[str, Any]], requests: list[str]) -> set[tuple[int, int]]:

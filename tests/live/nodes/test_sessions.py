@@ -28,6 +28,7 @@ from cotenant.live.nodes.link import MAGIC, Link, Receiver
 from cotenant.live.nodes.messages import PROTOCOL, Challenge, Goodbye, Hello, Message, Ping, Pong, Proof, Welcome
 from cotenant.live.nodes.node import NodeSettings, check_welcome
 from cotenant.live.nodes.registry import Nodes
+from cotenant.live.nodes.session_pool import SessionPool
 from tests.cli.program import workers_of
 from tests.live.nodes.agents import TOKEN, RunningAgent, agent_of, nodes_of, reason, remote_pool, up
 from tests.live.workers import PATIENCE, floats, sleeper
@@ -218,6 +219,33 @@ def test_front_end_that_goes_leaves_a_node_that_ends_its_workers_and_waits(tmp_p
                 async with asyncio.timeout(PATIENCE):
                     while agent.agent.front_end or workers_of(os.getpid()):
                         await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_batches_do_not_look_through_the_models_of_all_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        looks = 0
+        folders = SessionPool.folders.fget
+        assert folders is not None
+
+        def counted(pool: SessionPool) -> set[Path]:
+            nonlocal looks
+            looks += 1
+            return folders(pool)
+
+        monkeypatch.setattr(SessionPool, "folders", property(counted))
+        async with agent_of(Fake(), tmp_path) as agent, nodes_of(agent.address) as nodes:
+            await up(nodes)
+            async with remote_pool(nodes) as (pool, told):
+                await pool.start(LANE, share=500, models=[sleeper(0.001)])
+                await told.next()
+                before = looks
+                assert before
+                for number in range(5):
+                    pool.run(LANE, number, "sleeper", [floats(1, 2)])
+                    assert (await told.next())[0] == "finished"
+                assert looks == before
 
     asyncio.run(scenario())
 
