@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from cotenant.app.access import grpc_tls
+from cotenant.app.access import grpc_tls, read_access
 from cotenant.cli.loading import read_bytes
 from cotenant.cli.options import Json, LogFormatOption, LogLevelOption
 from cotenant.cli.output import console, set_up_log, show_json
@@ -53,6 +53,12 @@ def recommender(
         Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens", help="File of tokens, one a line, of which a caller needs one. Default: anybody may call."
+        ),
+    ] = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     json: Json = False,
@@ -65,7 +71,7 @@ def recommender(
     for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
         if path is not None:
             given[name] = read_bytes(path).decode("utf-8", "replace")
-    access = AccessSettings(certificate=certificate, key=key)
+    access = AccessSettings(certificate=certificate, key=key, tokens={} if tokens is None else {"infer": tokens})
     uvloop.run(_serve(given, predictor, state, kubeconfig, (host, port), access, json=json))
 
 
@@ -82,7 +88,7 @@ async def _serve(
     async with until_terminated() as stopping, AsyncExitStack() as stack:
         store = None if state is None else await _open(stack, state, kubeconfig)
         matrices, version = await _begin(given, predictor, store)
-        listener = RecommenderService(matrices, store, version).listener(grpc_tls(access))
+        listener = RecommenderService(matrices, store, version).listener(grpc_tls(access), read_access(access))
         host, _ = address
         port = await listener.listen(*address)
         stack.push_async_callback(listener.stop, GRACE)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.app.access import read_tokens
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption
+from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption, TokenFile
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
@@ -27,6 +28,7 @@ from cotenant.k8s.pods.extender import SchedulerExtender
 from cotenant.k8s.pods.placer import Placer
 from cotenant.k8s.pods.rules import choose_rule
 from cotenant.k8s.recommender.client import Recommendation, RecommenderClient
+from cotenant.live.access import is_local
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -68,6 +70,7 @@ def share_controller(
         ),
     ] = None,
     ca_file: CaFile = None,
+    token_file: TokenFile = None,
     lease: Annotated[str, typer.Option("--lease", help="Lease that says which of several gives shares.")] = (
         "cotenant-shares"
     ),
@@ -88,19 +91,27 @@ def share_controller(
     known = read_problem(problem)
     fleet, placer = known.fleet, Placer(Catalogue.of(known), choose_rule(planner))
     address = None if extender is None else _address(extender)
-    follow = None if recommender is None else _following(recommender, ca_file, fleet, placer)
+    follow = None if recommender is None else _following(recommender, ca_file, token_file, fleet, placer)
     asyncio.run(_run(options, placer, address, kubeconfig, follow))
 
 
-def _following(address: str, ca_file: Path | None, fleet: Sequence[Kind], placer: Placer) -> Follow:
+def _following(
+    address: str, ca_file: Path | None, token_file: Path | None, fleet: Sequence[Kind], placer: Placer
+) -> Follow:
     """Return what keeps a placer informed of what a recommender knows. Raises ConfigError."""
     authority = None if ca_file is None else read_bytes(ca_file)
+    token = "" if token_file is None else read_tokens(token_file)[0]
+    if token and authority is None and not is_local(address):
+        raise ConfigError(
+            f"--recommender: {address!r}: a token is not sent over a network in the clear; name who signed its "
+            "certificate with --ca-file"
+        )
 
     def learn(found: Recommendation) -> None:
         placer.learn(Catalogue(fleet, found.profiles, found.interference))
 
     async def follow() -> None:
-        client = RecommenderClient(address, authority)
+        client = RecommenderClient(address, authority, token)
         try:
             await client.follow(learn)
         finally:

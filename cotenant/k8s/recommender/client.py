@@ -33,9 +33,10 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 class RecommenderClient:
     """Call a recommender. address: ``host:port``. authority: certificates (PEM) of who signed that of the
-    service; None: in the clear."""
+    service; None: in the clear. token: that it asks for; "": none."""
 
-    def __init__(self, address: str, authority: bytes | None = None) -> None:
+    def __init__(self, address: str, authority: bytes | None = None, token: str = "") -> None:
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else None
         options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
         if authority is None:
             self._channel = grpc.aio.insecure_channel(address, options)
@@ -84,4 +85,4 @@ class RecommenderClient:
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
-        return await call(request, timeout=TIMEOUT)
+        return await call(request, timeout=TIMEOUT, metadata=self._metadata)

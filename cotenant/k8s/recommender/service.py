@@ -15,7 +15,7 @@ from cotenant.errors import ConfigError, PlanError, StateConflictError, StateErr
 from cotenant.k8s.grpc_method import MAX_MESSAGE, unary_method
 from cotenant.k8s.recommender.matrices import SAMPLES, Matrices, written
 from cotenant.k8s.recommender.state import StateStore
-from cotenant.live.access import Permission
+from cotenant.live.access import Access, Permission
 from cotenant.live.grpc.health import HealthMethods
 from cotenant.live.grpc.listener import GrpcListener
 from cotenant.predictors import Load
@@ -42,17 +42,19 @@ class RecommenderService:
         """What is known now."""
         return self._matrices
 
-    def listener(self, tls: ssl.SSLContext | None = None) -> GrpcListener:
-        """Return what serves on a socket. tls: None to serve in the clear."""
+    def listener(self, tls: ssl.SSLContext | None = None, access: Access | None = None) -> GrpcListener:
+        """Return what serves on a socket. tls: None to serve in the clear. access: holds the tokens of callers; None:
+        anybody may call. Its health needs none."""
         calls: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "Isolated": (recommender.IsolatedRequest, self._isolated),
             "Interference": (recommender.InterferenceRequest, self._interference),
             "Observe": (recommender.ObserveRequest, self._observe),
             "Matrices": (recommender.MatricesRequest, self._all),
         }
-        methods = {name: unary_method(kind, answer, Permission.PUBLIC) for name, (kind, answer) in calls.items()}
+        methods = {name: unary_method(kind, answer, Permission.INFER) for name, (kind, answer) in calls.items()}
         healthy = HealthMethods({"": lambda: True, SERVICE: lambda: True}).methods()
-        return GrpcListener({SERVICE: methods, health.SERVICE_NAME: healthy}, message_size=MAX_MESSAGE, tls=tls)
+        services = {SERVICE: methods, health.SERVICE_NAME: healthy}
+        return GrpcListener(services, message_size=MAX_MESSAGE, access=access, tls=tls)
 
     async def _isolated(self, request: Any) -> Any:
         share = parse_share(request.share_pct, "share_pct")

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cotenant.core.profile import write_profiles
 from cotenant.errors import StateConflictError, StateError
@@ -22,6 +23,7 @@ from cotenant.k8s.recommender.client import Recommendation, RecommenderClient
 from cotenant.k8s.recommender.matrices import Matrices
 from cotenant.k8s.recommender.service import RecommenderService
 from cotenant.k8s.recommender.state import State
+from cotenant.live.access import Access, Role
 from cotenant.predictors.samples import Sample, write_samples
 from cotenant.protocol.recommender import SERVICE, recommender
 from tests.k8s.eventually import eventually
@@ -83,8 +85,8 @@ def told(each: Sample) -> Any:
 
 
 @asynccontextmanager
-async def serving(service: RecommenderService) -> AsyncIterator[tuple[Caller, str]]:
-    listener = service.listener()
+async def serving(service: RecommenderService, access: Access | None = None) -> AsyncIterator[tuple[Caller, str]]:
+    listener = service.listener(access=access)
     address = f"127.0.0.1:{await listener.listen('127.0.0.1', 0)}"
     caller = Caller(address)
     try:
@@ -106,6 +108,29 @@ def test_calls_answer_by_what_was_measured() -> None:
             answer = await call("Interference", victim=message(load("a")), colocated=[message(load("c"))])
             assert answer.slowdown == pytest.approx(1 / (1 - LOSS["c"]), rel=1e-3)
             assert answer.lost == pytest.approx(LOSS["c"], rel=1e-3)
+
+    run(main())
+
+
+def test_with_tokens_only_callers_with_one_are_answered() -> None:
+    token = "a-token-of-a-test"  # noqa: S105
+
+    async def main() -> None:
+        async with serving(RecommenderService(ALL), Access({Role.INFER: [token]})) as (call, address):
+            asked: dict[str, Any] = {"model": "a", "kind": "gpu", "share_pct": 50, "slo_ms": 20}
+            assert "UNAUTHENTICATED: this server asks for a token" in await call.fails("Isolated", **asked)
+            assert "UNAUTHENTICATED" in await call.fails("Observe", samples=[told(PAIRS[0])])
+            stranger, client = (RecommenderClient(address, token=given) for given in ("another-token-of-it", token))
+            with pytest.raises(grpc.aio.AioRpcError, match="does not know the token"):
+                await stranger.fetch()
+            found = await client.fetch()
+            assert found is not None and found.revision == ALL.revision
+            await stranger.close()
+            await client.close()
+            channel = grpc.aio.insecure_channel(address)
+            healthy = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert healthy.status == health_pb2.HealthCheckResponse.SERVING
+            await channel.close()
 
     run(main())
 
