@@ -53,10 +53,10 @@ def recommender(
         Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
-    tokens: Annotated[
+    token_file: Annotated[
         Path | None,
         typer.Option(
-            "--tokens", help="File of tokens, one a line, of which a caller needs one. Default: anybody may call."
+            "--token-file", help="File with the tokens that callers have to send. Without it anybody may call."
         ),
     ] = None,
     log_level: LogLevelOption = None,
@@ -71,7 +71,7 @@ def recommender(
     for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
         if path is not None:
             given[name] = read_bytes(path).decode("utf-8", "replace")
-    access = AccessSettings(certificate=certificate, key=key, tokens={} if tokens is None else {"infer": tokens})
+    access = AccessSettings(certificate=certificate, key=key, tokens={} if token_file is None else {"infer": token_file})
     uvloop.run(_serve(given, predictor, state, kubeconfig, (host, port), access, json=json))
 
 

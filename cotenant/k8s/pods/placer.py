@@ -92,12 +92,10 @@ class Placer:
         )
         if not waiting:
             return []
-        known = {(node.name, device.uuid) for node in nodes for device in node.devices}
-        kept = {
-            pod.uid: reserved[pod.uid]
-            for pod in waiting
-            if pod.uid in reserved and (reserved[pod.uid].node, reserved[pod.uid].device) in known
-        }
+        kept = {pod.uid: reserved[pod.uid] for pod in waiting if pod.uid in reserved}
+        if kept:
+            there = {(node.name, device.uuid) for node in nodes for device in node.devices}
+            kept = {uid: placement for uid, placement in kept.items() if (placement.node, placement.device) in there}
         undecided = {pod.uid for pod in pods if pod.gated and pod.placement is None} - kept.keys()
         holding = {uid: placement for uid, placement in reserved.items() if uid not in undecided}
         holding |= {pod.uid: pod.placement for pod in pods if pod.placement is not None}

@@ -230,24 +230,19 @@ def test_decide_says_what_is_short(asked: tuple[str, ...], reason: str) -> None:
 
 def test_decide_says_what_is_not_free_in_words_that_no_other_pod_changes() -> None:
     nodes = (node("n1", device("GPU-0")),)
-    holders = [
-        msgspec.structs.replace(
-            pod(f"h{n}"),
-            gated=False,
-            placement=SharePlacement(
-                node="n1", device="GPU-0", visible="GPU-0", slot=n, share=450, model="tiny", slo=0.3, rate=5.0
-            ),
-        )
-        for n in range(2)
-    ]
-    shares = ([450, 450], [500, 450], [550, 450])
     found = []
-    for first, second in shares:
+    for first, second in ((450, 450), (500, 450), (550, 450)):
         placements = [
-            msgspec.structs.replace(each.placement, share=s) for each, s in zip(holders, (first, second), strict=True)
+            SharePlacement(
+                node="n1", device="GPU-0", visible="GPU-0", slot=n, share=share, model="tiny", slo=0.3, rate=5.0
+            )
+            for n, share in enumerate((first, second))
         ]
-        there = [msgspec.structs.replace(each, placement=p) for each, p in zip(holders, placements, strict=True)]
-        decision = decide(placer(), [*there, pod("p")], nodes)["p"]
+        holders = [
+            msgspec.structs.replace(pod(f"h{n}"), gated=False, placement=placement)
+            for n, placement in enumerate(placements)
+        ]
+        decision = decide(placer(), [*holders, pod("p")], nodes)["p"]
         assert isinstance(decision, NoRoom)
         found.append(decision.reason)
     assert found == 3 * ["mid at 50 requests/s within 100 ms: needs 30 % of one a100, and none has that free"]

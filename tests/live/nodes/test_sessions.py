@@ -226,13 +226,12 @@ def test_front_end_that_goes_leaves_a_node_that_ends_its_workers_and_waits(tmp_p
 def test_batches_do_not_look_through_the_models_of_all_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         looks = 0
-        folders = SessionPool.folders.fget
-        assert folders is not None
+        folders = vars(SessionPool)["folders"]
 
-        def counted(pool: SessionPool) -> set[Path]:
+        def counted(pool: SessionPool) -> object:
             nonlocal looks
             looks += 1
-            return folders(pool)
+            return folders.fget(pool)
 
         monkeypatch.setattr(SessionPool, "folders", property(counted))
         async with agent_of(Fake(), tmp_path) as agent, nodes_of(agent.address) as nodes:
@@ -423,7 +422,9 @@ def test_node_that_only_pings_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
         serving: set[asyncio.Task[Any] | None] = set()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            serving.add(asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            serving.add(task)
             while not writer.is_closing() and not reader.at_eof():
                 writer.write(frame(msgspec.msgpack.encode(Ping(1))))
                 await asyncio.sleep(0.05)
