@@ -71,7 +71,9 @@ def recommender(
     for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
         if path is not None:
             given[name] = read_bytes(path).decode("utf-8", "replace")
-    access = AccessSettings(certificate=certificate, key=key, tokens={} if token_file is None else {"infer": token_file})
+    access = AccessSettings(
+        certificate=certificate, key=key, tokens={} if token_file is None else {"infer": token_file}
+    )
     uvloop.run(_serve(given, predictor, state, kubeconfig, (host, port), access, json=json))
 
 
