@@ -259,7 +259,7 @@ class Placer:
                 continue
             able = [slots for slots in _seen_by(pod, of_kind) if slots.open]
             if not able:
-                why = "it may run on no node that has one"
+                why = "no node takes it"
             elif any(_largest_free(slots) >= share for slots in able):
                 why = "where that is free, no partition is within all targets and memory"
             else:
