@@ -26,11 +26,13 @@ def max_misses(of: int, rate: float, chance: float = CHANCE) -> int:
 
 
 def binomial_cdf(hits: int, tries: int, rate: float) -> float:
-    """Return the probability of at most that many hits in independent tries with a hit rate below 1."""
+    """Return the probability of at most that many hits in independent tries with a hit rate."""
     if hits < 0:
         return 0.0
     if hits >= tries or rate <= 0:
         return 1.0
+    if rate >= 1:
+        return 0.0
     n = np.arange(1, hits + 1)
     # From one number of hits to the next the probability grows by (tries - n + 1) / n * rate / (1 - rate).
     steps = np.log((tries + 1 - n) / n) + np.log(rate / (1 - rate))

@@ -26,6 +26,12 @@ def test_binomial_cdf_of_rate_zero_is_one() -> None:
     assert binomial_cdf(0, 10, 0.0) == 1.0
 
 
+def test_binomial_cdf_of_rate_one_is_certain() -> None:
+    assert binomial_cdf(9, 10, 1.0) == 0.0
+    assert binomial_cdf(10, 10, 1.0) == 1.0
+    assert consistent_with_rate(10, 10, 1.0)
+
+
 def test_max_misses_few_requests_allow_what_chance_makes_of_the_rate() -> None:
     """Of 20 at 5 %: 3 or more are missed in 7.5 % of runs, 4 or more in 1.6 %."""
     assert max_misses(20, 0.05) == 3
