@@ -78,7 +78,7 @@ def largest_scale(
     if not any(problem.rates.values()):
         return msgspec.structs.replace(planner(at_rates(problem, problem.rates)), objective="rate")
     limit = planner(problem)
-    if limit.objective == "rate" and limit.scale == 0:
+    if limit.objective == "rate" and limit.scale == 0 and limit.bound == 0:
         return limit  # some model cannot be served at all; the others are, up to their rates
     search = _Search(problem, accept, validate)
     if limit.objective == "rate":
@@ -104,10 +104,10 @@ class _Search:
     def lowered_from_limit(self, limit: Plan, planner: Planner, quick: Mapping[str, Planner], *, sound: bool) -> Plan:
         """Return the best plan of a planner whose own largest-rate plan is `limit`, and of the quick planners."""
         best = self._lowered(limit, self._accept)
-        unlowered = best.scale * SCALE_RATIO >= limit.scale and self._is_valid(best)
+        unlowered = best.scale > 0 and best.scale * SCALE_RATIO >= limit.scale and self._is_valid(best)
         if sound and unlowered:
             return best  # without a need for headroom, no other plan serves more
-        tightened = self._tightened(planner)
+        tightened = self._tightened(planner) if limit.scale else ()
         if self._validate is None:
             for plan in tightened:
                 best = self._lowered(plan, self._accept, above=best)

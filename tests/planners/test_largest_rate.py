@@ -147,3 +147,14 @@ def test_quick_planner_that_sustains_more_is_taken_and_named() -> None:
     assert rejected["elastic"] == ""
     assert "timid; targets x 0.8" in rejected
     assert rejected["timid"] != ""
+
+
+def test_quick_planner_is_tried_where_the_planner_found_nothing_but_not_where_nothing_can_be_found() -> None:
+    def blind(problem: Problem) -> Plan:
+        return msgspec.structs.replace(with_totals(Plan(planner="blind", objective="rate"), problem), bound=bound)
+
+    problem = largest(one_device(40.0))
+    bound = 2.6
+    assert largest_scale(blind, problem, quick={"elastic": elastic}).scale > 1.5
+    bound = 0.0
+    assert largest_scale(blind, problem, quick={"elastic": elastic}).scale == 0

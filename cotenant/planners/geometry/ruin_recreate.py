@@ -4,6 +4,11 @@ An integer program has hundreds of columns for a few partitions, and takes secon
 is a whole plan. A step empties one or two devices, or some partitions of any, may change the patterns of the former,
 and refills one partition after the other with the mode that leaves the least shortfall at the relaxation's prices;
 thousands of modes are compared at once.
+
+The modes of a pool are made beforehand, those of many models for few rates. Where a partition has to serve many models,
+the pool has hardly any set of them that is needed. So now and then a mode is made for what comes short
+(round_filling.py), and a device is cut anew for the sets of models that share its partitions, with one of them moved to
+another partition, or two exchanged.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from numpy.typing import NDArray
 
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.modes import Mode
+from cotenant.planners.geometry.round_filling import RoundFiller
 
 Array = NDArray[np.float64]
 
@@ -30,6 +36,14 @@ SECONDS_PER_STEP = 1.5e-4  # of work
 SECONDS_PER_STEP_AND_ENTRY = 6e-9  # and for each model and mode of the largest slot
 TEMPERATURE = 1e-4  # part of the target by which a step may raise the shortfall, on average, at first
 MAX_SCATTERED = 12.0  # partitions emptied in such a step, on average
+MAX_HALVINGS = 40  # of the target, while some model is not served at all
+FILL_PROBABILITY = 0.1  # of making a mode for a partition, to compare with those of the pool
+SECONDS_PER_MADE_MODE = 2e-4  # of work
+RECUT_PROBABILITY = 0.3  # of a step that cuts a device anew for its sets of models
+MADE_PART = 0.25  # of further steps, in which modes are made
+PATTERN_PROBABILITY = 0.5  # of other shares in such a step
+UNCHANGED_PROBABILITY = 1 / 3  # of the same sets in such a step
+EXCHANGE_PROBABILITY = 0.5  # of exchanging two models, where the sets change, rather than moving one
 
 
 class DeviceState(msgspec.Struct):
@@ -45,6 +59,7 @@ class ModePool:
     """Hold the modes to choose from. served[s][:, n]: what mode n of slot s serves, as fractions of the rates."""
 
     def __init__(self, modes: Sequence[Mode], rates: Array) -> None:
+        self.rates = rates
         self.modes: dict[int, list[Mode]] = {}
         for mode in dict.fromkeys(modes):
             self.modes.setdefault(mode.slot, []).append(mode)
@@ -64,6 +79,7 @@ class ModePool:
     def with_demand(self, factors: Array) -> ModePool:
         """Return the pool for rates multiplied by a factor for each model."""
         pool = copy(self)
+        pool.rates = self.rates * factors
         pool.served = {s: served / factors[:, None] for s, served in self.served.items()}
         return pool
 
@@ -78,15 +94,21 @@ def ruin_and_recreate(
     target_scale: float,
     steps: int,
     budget: WorkBudget,
+    filler: RoundFiller | None = None,
 ) -> tuple[float, list[DeviceState]]:
     """Search for the largest multiple of the rates; return it and its devices.
 
     devices: to begin with; those without pieces are filled first. patterns: for each kind, the pieces of each pattern.
     prices: of each model's rate. target_scale: the multiple at which the search stops. steps: at most, as far as the
-    budget allows.
+    budget allows. filler: makes modes that the pool lacks.
     """
     state = _FleetState(
-        devices, pool, patterns, memory_limits, prices / (prices.sum() or 1.0) + EVEN_PRICE_FRACTION / len(prices)
+        devices,
+        pool,
+        patterns,
+        memory_limits,
+        prices / (prices.sum() or 1.0) + EVEN_PRICE_FRACTION / len(prices),
+        filler,
     )
     rng = np.random.default_rng(0)
     initial = state.copy()
@@ -106,22 +128,34 @@ def ruin_and_recreate(
         return state.scale(), state.devices
     state.target = min(target_scale, best * TARGET_RATIO) or target_scale / 8
     shortfall = state.shortfall()
-    steps_taken = 0
     seconds = pool.seconds_per_step
-    while steps_taken < steps and best < target_scale * (1 - 1e-9):
+    # Where the pool serves some model not at all, it lacks modes from the start; else it is used first.
+    lacks_modes = filler is not None and best <= 0
+    last = steps + (round(steps * MADE_PART) if filler is not None else 0)
+    reserved = MADE_PART * budget.left() if filler is not None and not lacks_modes else 0.0
+    steps_taken = 0
+    while steps_taken < last and state.devices and best < target_scale * (1 - 1e-9):
         if steps_taken % STEPS_BETWEEN_LOOKS == 0 and not budget.left():
             break
+        if steps_taken == steps or (steps_taken < steps and budget.left() <= reserved):
+            steps_taken = steps
+            state.restore(best_state)
+            shortfall = state.shortfall()
         steps_taken += 1
         budget.spend(seconds)
-        if best <= 0 and steps_taken % (1 + steps // 10) == 0:
+        if best <= 0 and steps_taken % (1 + steps // MAX_HALVINGS) == 0:
             state.target /= 2
             shortfall = state.shortfall()
-        before = state.copy()
-        state.refill(_ruin(state, rng))
+        before, made = state.copy(), state.made_modes
+        makes_modes = lacks_modes or steps_taken > steps
+        if makes_modes and rng.random() < RECUT_PROBABILITY:
+            state.refill(_recut(state, rng))
+        else:
+            state.refill(_ruin(state, rng), rng if makes_modes else None)
+        budget.spend(SECONDS_PER_MADE_MODE * (state.made_modes - made))
         new_shortfall = state.shortfall()
-        if new_shortfall > shortfall + TEMPERATURE * state.target * (1 - steps_taken / steps) * -math.log(
-            rng.random() + 1e-12
-        ):
+        temperature = TEMPERATURE * state.target * max(0.0, 1 - steps_taken / steps)
+        if new_shortfall > shortfall + temperature * -math.log(rng.random() + 1e-12):
             state.restore(before)
             continue
         shortfall = new_shortfall
@@ -174,10 +208,42 @@ def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]
     return [emptied[n] for n in rng.permutation(len(emptied)).tolist()]
 
 
+def _recut(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Cut a device anew for the sets of models that share its partitions, mostly after a move or an exchange; return
+    its empty partitions."""
+    d = int(rng.integers(len(state.devices)))
+    device = state.devices[d]
+    sets = _changed_sets([list(mode.models) for mode in device.modes if mode is not None], rng)
+    pieces = device.pieces
+    alike = [pattern for pattern in state.patterns[device.kind] if len(pattern) == len(pieces)]
+    if alike and rng.random() < PATTERN_PROBABILITY:
+        pieces = list(alike[int(rng.integers(len(alike)))])
+    for p in range(len(device.modes)):
+        state.place(d, p, None)
+    state.devices[d] = DeviceState(device.kind, device.id, list(pieces), [None] * len(pieces))
+    order = rng.permutation(len(pieces)).tolist()
+    for p, models in zip(order, sets, strict=False):
+        state.place(d, p, state.made(d, p, models))
+    return [(d, p) for p in order if state.devices[d].modes[p] is None]
+
+
+def _changed_sets(sets: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
+    """Return the sets of models with one moved to another set, or two exchanged, or as they are."""
+    if len(sets) < 2 or rng.random() < UNCHANGED_PROBABILITY:
+        return sets
+    a, b = rng.permutation(len(sets))[:2].tolist()
+    moved = sets[a].pop(int(rng.integers(len(sets[a]))))
+    if rng.random() < EXCHANGE_PROBABILITY:
+        sets[a].append(sets[b].pop(int(rng.integers(len(sets[b])))))
+    sets[b].append(moved)
+    return sets
+
+
 class _FleetState:
     """Describe a plan during the search.
 
-    target: the multiple of the rates beyond which serving counts nothing; served: fractions of the rates.
+    target: the multiple of the rates beyond which serving counts nothing; served: fractions of the rates; made_modes:
+    number of modes made so far.
     """
 
     def __init__(
@@ -187,8 +253,11 @@ class _FleetState:
         patterns: Sequence[Sequence[Sequence[int]]],
         memory_limits: Sequence[int | None],
         prices: Array,
+        filler: RoundFiller | None,
     ) -> None:
         self.pool, self.patterns, self.memory_limits, self.prices = pool, patterns, memory_limits, prices
+        self.filler = filler
+        self.made_modes = 0
         self.target = 1.0
         self._values = {s: prices[:, None] * served for s, served in pool.served.items()}
         # Keyed by identity: to hash a mode takes longer than the rest of a step.
@@ -201,7 +270,7 @@ class _FleetState:
         self.devices: list[DeviceState] = []
         self.served = np.zeros(len(prices))
         for device in devices:
-            modes = [None if mode is None else modes_on[mode.slot][pool.index[mode]] for mode in device.modes]
+            modes = [None if mode is None else self._known(mode) for mode in device.modes]
             self.devices.append(DeviceState(device.kind, device.id, device.pieces, modes))
             for mode in modes:
                 if mode is not None:
@@ -226,8 +295,9 @@ class _FleetState:
         modes = [*device.modes[:p], mode, *device.modes[p + 1 :]]
         self.devices[d] = DeviceState(device.kind, device.id, device.pieces, modes)
 
-    def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
-        """Place on each partition the mode that leaves the least shortfall; none, if none reduces it."""
+    def refill(self, partitions: Sequence[tuple[int, int]], rng: np.random.Generator | None = None) -> None:
+        """Place on each partition the mode that leaves the least shortfall; none, if none reduces it. rng: decides
+        where one is made; without it, modes are those of the pool."""
         for d, p in partitions:
             device = self.devices[d]
             s = device.pieces[p]
@@ -236,13 +306,44 @@ class _FleetState:
             shortfalls = (self.target - self.served) * self.prices
             # How much each mode reduces the shortfall; anything beyond it does not count.
             gains = np.minimum(self._values[s], shortfalls[:, None]).sum(axis=0)
-            memory_limit = self.memory_limits[device.kind]
-            if memory_limit is not None:
-                used = sum(mode.memory for mode in device.modes if mode is not None)
-                gains[self.pool.memory[s] > memory_limit - used] = -np.inf
+            memory_left = self._memory_left(d)
+            if memory_left < math.inf:
+                gains[self.pool.memory[s] > memory_left] = -np.inf
             n = int(gains.argmax())
-            if shortfalls.sum() - gains[n] < self.shortfall() - 1e-12:
-                self.place(d, p, self.pool.modes[s][n])
+            mode, gain = self.pool.modes[s][n], float(gains[n])
+            if self.filler is not None and rng is not None and rng.random() < FILL_PROBABILITY:
+                made = self.made(d, p)
+                if made is not None:
+                    own = float(np.minimum(self._served_by[id(made)] * self.prices, shortfalls).sum())
+                    mode, gain = (made, own) if own > gain else (mode, gain)
+            if shortfalls.sum() - gain < self.shortfall() - 1e-12:
+                self.place(d, p, mode)
+
+    def made(self, d: int, p: int, first: Sequence[int] = ()) -> Mode | None:
+        """Return a mode made for what comes short, of these models first; None where the first cannot be served."""
+        assert self.filler is not None
+        self.made_modes += 1
+        short = np.maximum(self.target - self.served, 0.0)
+        mode = self.filler.fill(self.devices[d].pieces[p], short * self.pool.rates, self._memory_left(d), first)
+        return None if mode is None else self._known(mode)
+
+    def _known(self, mode: Mode) -> Mode:
+        """Return the mode as the pool has it; one that was made is added to what is known, as it is."""
+        if id(mode) in self._served_by:
+            return mode
+        if mode in self.pool.index:
+            return self.pool.modes[mode.slot][self.pool.index[mode]]
+        served = np.zeros(len(self.served))
+        served[list(mode.models)] = mode.rates
+        self._served_by[id(mode)] = served / self.pool.rates
+        return mode
+
+    def _memory_left(self, d: int) -> float:
+        """Return the bytes of a device that its workers leave to others; inf where memory cannot limit."""
+        limit = self.memory_limits[self.devices[d].kind]
+        if limit is None:
+            return math.inf
+        return float(limit - sum(mode.memory for mode in self.devices[d].modes if mode is not None))
 
     def fill_best_pattern(self, d: int) -> None:
         """Fill an empty device in the pattern that leaves the least shortfall."""

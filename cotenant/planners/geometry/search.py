@@ -24,12 +24,14 @@ from cotenant.planners.geometry.small_fleet import (
     rescaled_current_plan,
     solve_small_fleet,
 )
+from cotenant.planners.scale_search import SCALE_RATIO, accepts_more, search_scale, serves_all
 
 MAX_BISECTIONS = 6
 MAX_DEVICES_TO_RAISE = 40  # up to which larger multiples of the rates are planned for in turn
 SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5}  # that they take, for each two models
 SECONDS_PER_COMPETITOR_AND_DEVICE = {"bestfit": 2e-6, "squishy": 2e-6, "elastic-plus": 3e-5}  # and for each two devices
 COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
+TRIES_PER_COMPETITOR = 20  # plans for one multiple of the rates or another, to find the largest that one serves
 MIN_SECONDS = 0.01
 FLEET_SEARCH_TIMES = 1.5  # as much work for sparing devices as for all the rest
 LOCAL_SEARCH_TIMES = 5.0  # as much work as its time limit counts: steps are quicker than they are counted
@@ -139,37 +141,47 @@ class Incumbent:
 
 
 def _raise_scale(context: PlanningContext, incumbent: Incumbent, limit: float, competitors: Competitors) -> None:
-    """Plan for larger multiples of the rates in turn, from that of the incumbent up to the bound.
+    """Plan for larger multiples of the rates, from that of the incumbent up to the bound."""
+    if len(context.catalogs) == 1:
+        _raise_scale_by_competitors(context, incumbent, limit, competitors)
+    else:
+        _raise_scale_by_search(context, incumbent, limit, competitors)
 
-    Under interference this finds larger multiples than maximising the scale; without it, only competitors might.
-    """
+
+def _raise_scale_by_competitors(
+    context: PlanningContext, incumbent: Incumbent, limit: float, competitors: Competitors
+) -> None:
+    """Take the plan of a quick planner that serves more: without interference few do, which one try each tells."""
+    for name, planner in competitors.quick.items():
+        if _competitor_seconds(context, name) * TRIES_PER_COMPETITOR > COMPETITORS_SHARE * context.problem.time_limit:
+            continue
+        best = incumbent.plan
+        if not best.scale or accepts_more(planner, context.problem, serves_all, best):
+            found = search_scale(planner, context.problem, serves_all, above=best, below=limit * SCALE_RATIO)
+            if found.scale > best.scale:
+                incumbent.take(name, plan_from_devices(context, found.devices))
+
+
+def _raise_scale_by_search(
+    context: PlanningContext, incumbent: Incumbent, limit: float, competitors: Competitors
+) -> None:
+    """Search for plans for larger multiples in turn: under interference this finds more than maximising the scale."""
     problem = context.problem
     low, high = max(0.0, incumbent.plan.scale), limit
-    exact = len(context.catalogs) == 1
     for n in range(MAX_BISECTIONS):
         if not context.budget.left():
             break
-        # Without interference competitors rarely do better: one try is enough.
-        multiple = (low + high) / 2
-        if n == 0:
-            multiple = low * 1.001 if exact else min(max(1.0, low * 1.001), high)
-        rates = {name: rate * multiple for name, rate in problem.rates.items()}
+        multiple = min(max(1.0, low * 1.001), high) if n == 0 else (low + high) / 2
         scaled_problem = msgspec.structs.replace(
             problem,
-            rates=rates,
+            rates={name: rate * multiple for name, rate in problem.rates.items()},
             objective="devices",
             time_limit=max(context.budget.left(), MIN_SECONDS) / MAX_BISECTIONS,
         )
-        if exact:
-            plans = (planner(scaled_problem) for planner in competitors.quick.values())
-            feasible_plan = next((plan for plan in plans if not plan.unserved), None)
-        else:
-            feasible_plan = find_feasible(scaled_problem, competitors, thorough=False)
+        feasible_plan = find_feasible(scaled_problem, competitors, thorough=False)
         if feasible_plan is not None:
             low = multiple
             incumbent.take(provenance_of(feasible_plan).source, plan_from_devices(context, feasible_plan.devices))
-        elif n == 0 and exact:
-            break
         else:
             high = multiple
 

@@ -15,6 +15,7 @@ from cotenant.planners.geometry.device_assembly import CurrentPartition, DeviceG
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.program import MilpSolution
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
+from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin_and_recreate
 
 MAX_SMALL_FLEET = 16  # devices up to which fleets are planned by ruin and recreate
@@ -41,6 +42,7 @@ def solve_small_fleet(
     prices = relaxation.demand_duals * context.rates
     target_scale = relaxation.value if context.maximize_scale else 1.0
     pool = ModePool(_pool_modes(context, catalog, relaxation), context.rates)
+    filler = RoundFiller(catalog)
     patterns = context.planning_patterns()
     pieces = [
         [[s for s, many in pattern.pieces for _ in range(many)] for pattern in patterns if pattern.kind == k]
@@ -62,6 +64,7 @@ def solve_small_fleet(
                 target_scale=target_scale,
                 steps=most_steps,
                 budget=budget,
+                filler=filler,
             )
             plan = fitted_plan(context, catalog, _device_groups(devices))
             yield plan
