@@ -96,7 +96,10 @@ async def _served(
     """Serve all models and measure. rest: seconds to leave for later backends."""
     builder, deployment = await _prepared(session, name, models, backend)
     if deployment.plan.unserved:
-        session.lacks(f"{name}: no share serves {', '.join(deployment.plan.unserved)} within its target")
+        session.lacks(
+            f"{name}: {', '.join(deployment.plan.unserved)}: not served, or not in full; no share that serves them"
+            " within their targets is left beside the others"
+        )
     if not deployment.plan.devices:
         return
     server = Server(deployment, backend, builder.build, log=log)

@@ -113,7 +113,10 @@ class ModelRepository:
     def _why_not_placed(self, name: str) -> str:
         deployment = self._state.deployment
         if name in deployment.plan.unserved:
-            return "no share of the devices can serve it within its target; give it more time, or plan for less"
+            return (
+                "no share of the devices that serves it within its target is left; unload another model, give it more"
+                " time, or plan for less"
+            )
         if name in deployment.problem.rates:
             return "nobody asks for it, and no share of the devices is left for it"
         return self._state.failures.get(name, "unloaded")

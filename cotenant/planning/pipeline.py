@@ -19,7 +19,7 @@ from cotenant.planners.portfolio import PlannerChoice, choose_planner
 from cotenant.planners.scale_search import is_sound, largest_accepted_scale, meets_slos
 from cotenant.planners.slo_budget import split_slo_budgets, with_slo_budget
 from cotenant.planning.front_end import plan_with_front_end
-from cotenant.planning.priority import keeps_priorities, plan_by_priority
+from cotenant.planning.priority import keeps_priorities, plan_by_priority, plan_for_part
 from cotenant.planning.stage_timer import StageTimer
 from cotenant.planning.validator import Validator
 
@@ -48,8 +48,9 @@ def plan(
 
     For evenly spaced requests (`arrivals`) stages 3 and 4 are left out: the planner's own plan serves them.
 
-    Where the devices do not suffice for the rates, models of higher priority are served first. No more is planned than
-    the front end can read, and what that takes of the processors is left to it.
+    Where the devices do not suffice for the rates, models of higher priority are served first; where they suffice for
+    no multiple of them, some models are served at up to their rates, and the multiple is 0. No more is planned than the
+    front end can read, and what that takes of the processors is left to it.
 
     planner: a name. validate: whether to simulate; else the plan is as good as its forecast. portfolio: whether other
     planners are tried beside one that has a portfolio. clock: ends a search after the problem's time limit on a machine
@@ -66,6 +67,12 @@ def plan(
         if asked.objective == "devices" and made.unserved and not keeps_priorities(made, asked):
             best = plan_by_priority(lambda part: _solve(choice, part, validate=validate), asked)
             return with_provenance(best, proven=provenance_of(made).proven)
+        if asked.objective == "rate" and not made.scale and any(asked.rates.values()):
+            part = plan_for_part(
+                lambda some: _solve(choice, some, validate=validate), lambda few: _quickly(choice, few), asked
+            )
+            if part is not None:
+                return msgspec.structs.replace(part, objective="rate", bound=made.bound)
         return made
 
     made = solve(problem) if problem.front_end is None else plan_with_front_end(solve, problem, problem.front_end)
@@ -75,6 +82,12 @@ def plan(
     if problem.jobs:
         made = place_jobs(made, problem)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
+
+
+def _quickly(choice: PlannerChoice, problem: Problem) -> Plan:
+    """Return a plan that is not validated, for evenly spaced requests."""
+    asked = msgspec.structs.replace(problem, arrivals="even", bounded=False)
+    return _solve(choice, asked, validate=False)
 
 
 def _solve(choice: PlannerChoice, problem: Problem, *, validate: bool) -> Plan:

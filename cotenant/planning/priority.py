@@ -1,16 +1,24 @@
-"""Where devices do not suffice, serve models of higher priority first, and the others with what is left."""
+"""Where devices do not suffice, serve models of higher priority first, and the others with what is left.
+
+For the largest multiple of the rates that means: where no multiple serves all models, since they cannot share the
+devices within their targets however few requests come, serve as many of them as can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem
 from cotenant.planners.applications import carried_rates, slo_of, without_applications
 from cotenant.planners.capacity import ROUNDING_TOLERANCE, with_totals
-from cotenant.planners.rates import at_rates
+from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
 
 HALVINGS = 4  # of the part of its rates that a priority gets, where all of them would take from higher priorities
+
+SELDOM = 0.1  # requests within the target of a model, at rates so low that batches of one request serve them
 
 
 def keeps_priorities(plan: Plan, problem: Problem) -> bool:
@@ -46,6 +54,47 @@ def plan_by_priority(plan: Callable[[Problem], Plan], problem: Problem) -> Plan:
         kept |= added
     assert best is not None
     return with_totals(best, without_applications(problem, best.split))
+
+
+def plan_for_part(plan: Callable[[Problem], Plan], quick: Callable[[Problem], Plan], problem: Problem) -> Plan | None:
+    """Return the plan for the largest multiple of some of the rates, where no multiple of all can be served; None where
+    that serves nothing either. Of what has a higher priority as much as possible is served.
+
+    plan: makes a plan for the largest multiple. quick: one for rates. The plan states at most the rates that were asked
+    for; its devices are cut and its batches sized for the largest multiple of them.
+    """
+    names = _served_together(quick, problem)
+    if not names:
+        return None
+    rates = {name: rate if name in names else 0.0 for name, rate in problem.rates.items()}
+    part = plan(msgspec.structs.replace(problem, rates=rates))
+    if not part.scale:
+        return None
+    if part.scale > 1:
+        asked = msgspec.structs.replace(problem, rates=rates)
+        part = rescaled_plan(part, without_applications(asked, part.split))
+    return with_totals(part, without_applications(problem, part.split))
+
+
+def _served_together(quick: Callable[[Problem], Plan], problem: Problem) -> set[str]:
+    """Return what can be served together at all: so seldom that no second request comes before the first is late."""
+    seldom = min(SELDOM / (rate * slo_of(problem, name).slo) for name, rate in problem.rates.items() if rate)
+    few = at_scale(problem, seldom).rates
+
+    def served_of(names: Iterable[str]) -> set[str]:
+        asked = at_rates(problem, dict.fromkeys(problem.rates, 0.0) | {name: few[name] for name in names})
+        served = carried_rates(quick(asked), asked)
+        return {name for name in names if served[name] >= few[name] * (1 - ROUNDING_TOLERANCE)}
+
+    kept: set[str] = set()
+    for names in _by_priority(problem):
+        if kept <= (served := served_of([*kept, *names])):
+            kept = served
+            continue
+        for name in names:
+            if served_of([*kept, name]) == kept | {name}:
+                kept.add(name)
+    return kept
 
 
 def _by_priority(problem: Problem) -> list[list[str]]:

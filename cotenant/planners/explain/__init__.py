@@ -24,8 +24,8 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
     """Explain a sound plan. `gains` is left to the caller, since each requires planning again."""
     unserved = [explain_unserved(problem, plan, model, rate) for model, rate in plan.unserved.items()]
     if problem.objective == "rate":
-        # All models are served the same fraction of their rates; only one that limits it to 0 matters.
-        unserved = [model for model in unserved if plan.scale == 0 and model.cause != "capacity"]
+        # Models are served the same multiple of their rates; only those that limit it to 0 matter.
+        unserved = [model for model in unserved if plan.scale == 0 and not plan.rate(model.model)]
     return Explanation(
         placements=tuple(one for group in group_devices(plan) for one in explain_placements(group, plan, problem)),
         unserved=tuple(unserved),

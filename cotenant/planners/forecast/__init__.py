@@ -30,7 +30,8 @@ __all__ = ["Forecast", "JobForecast", "ModelForecast", "attains", "forecast", "f
 
 
 def forecast(plan: Plan, problem: Problem, *, lend: bool = False) -> Forecast:
-    """Forecast a plan at the rates of the problem; with objective "rate", at the multiple that the plan serves.
+    """Forecast a plan at the rates of the problem; with objective "rate", at the multiple that the plan serves, or at
+    the rates themselves where it serves no multiple of all of them.
 
     Beside best-effort jobs batches take as much longer as is predicted for what jobs get on average.
     lend: with what lending idle share of processors gives on average (`lending`); a plan counts on its shares alone.

@@ -24,7 +24,7 @@ def forecast_applications(model_forecasts: Forecast, plan: Plan, problem: Proble
     taken their p99, or their budget if that is less, so unused budget passes on. Of the requests that a stage sends
     together, the middle one stands for all. A quantile of latency is the longest path with each stage at that quantile.
     """
-    scale = plan.scale if problem.objective == "rate" else 1.0
+    scale = (plan.scale or 1.0) if problem.objective == "rate" else 1.0
     delay = _group_delays(plan, problem, model_forecasts.utilisation)
     model_problem = without_applications(problem, plan.split)
     time_limits = {model.name: math.inf for model in model_problem.models}

@@ -34,7 +34,7 @@ def forecast_models(
 ) -> Forecast:
     """Forecast a plan for a problem without applications. slowdowns: of batches, besides interference, by lane and
     model. Raises PlanError for a placement that was not profiled."""
-    scale = plan.scale if problem.objective == "rate" else 1.0
+    scale = (plan.scale or 1.0) if problem.objective == "rate" else 1.0
     offered = {model: rate * scale for model, rate in problem.rates.items() if rate > 0}
     planned_rates = dict.fromkeys(offered, 0.0)
     workers = dict.fromkeys(offered, 0)
