@@ -23,11 +23,13 @@ def run_in_thread(
     body until the garbage collector finds it, and a server that is idle collects no garbage.
     """
 
+    loop = asyncio.get_running_loop()
+
     def done(future: asyncio.Future[_T]) -> None:
         try:
             then(future)
         finally:
             if not future.cancelled() and (error := future.exception()) is not None:
-                error.__traceback__ = None
+                loop.call_soon(error.with_traceback, None)  # once the loop has logged what `then` raised
 
-    asyncio.get_running_loop().run_in_executor(executor, work, *args).add_done_callback(done)
+    loop.run_in_executor(executor, work, *args).add_done_callback(done)

@@ -61,6 +61,7 @@ _decoder = msgspec.msgpack.Decoder(ToWorker)
 
 # One mapping for all lanes of a process: what of it a GPU may read, the driver then keeps in place once.
 _mapped = functools.cache(map_memory)
+_mapping = threading.Lock()
 
 
 def main() -> None:
@@ -193,7 +194,8 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     os.environ.update(setup.env.items() - os.environ.items())
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)  # before any thread pool is created: threads inherit the affinity
-    memory = _mapped(arena, setup.arena)
+    with _mapping:
+        memory = _mapped(arena, setup.arena)
     resources = contextlib.ExitStack()  # closed on an orderly end only: closing on a broken device would mask its error
     try:
         with in_background() if setup.background else contextlib.nullcontext():

@@ -46,7 +46,7 @@ _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakV
 # By module and batch size, the device bytes that a batch of that size takes.
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 _loading = threading.Lock()
-_met_sizes = threading.local()  # sizes: those that a thread has run, by module
+_met = threading.local()  # sizes: those that a thread has run, by module
 
 
 def import_torch(model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None) -> Torch:
@@ -215,6 +215,7 @@ class Torch:
         if place.device.type == "cuda":
             if not self.warmed:
                 warm_up(self, WARMUP_BATCHES)
+                self._met_sizes().update({1, model.max_batch} if model.batched else ())
             self._warm_up_sizes()
         self._capture_graphs()
         self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
@@ -308,15 +309,19 @@ class Torch:
             raise ModelError(f"output {spec.name!r} is {value.dtype}, but {spec.datatype} in config.pbtxt")
         return value.detach()
 
+    def _met_sizes(self) -> set[int]:
+        """Return the sizes that this thread has run of the module."""
+        by_module = _met.__dict__.setdefault("sizes", weakref.WeakKeyDictionary())
+        return by_module.setdefault(self._module, set())  # type: ignore[no-any-return]
+
     def _warm_up_sizes(self) -> None:
         """Run a batch of each size that this thread has not run, as far as the time allows.
 
         For the first of a size cuDNN chooses a kernel for each convolution, which takes 0.1 s and more; PyTorch keeps
         that by thread. Training steps are left out: each changes the weights.
         """
-        met = _met_sizes.__dict__.setdefault("sizes", weakref.WeakKeyDictionary()).setdefault(self._module, set())
+        model, met = self.model, self._met_sizes()
         until = time.monotonic() + SIZES_SECONDS
-        model = self.model
         if model.gradients or not model.batched:
             return
         powers = {1 << power for power in range(model.max_batch.bit_length())}

@@ -207,43 +207,37 @@ class CudaDevice:
         return result, graph.replay
 
 
-_addresses: dict[int, range] = {}  # that the device reads, by where a mapping begins; a process maps the arena once
+_readable: weakref.WeakKeyDictionary[mmap.mmap, range] = weakref.WeakKeyDictionary()  # addresses, by mapping
 
 
 def _registered(memory: mmap.mmap) -> range:
     """Have the driver keep the first part of the arena in place, for the device to read; return its addresses.
 
     The pages beyond `KEPT` go back to the system when they are free, so they are not registered. None are if the driver
-    refuses, such as beyond a limit on locked memory: inputs are then copied by the processor.
+    refuses, such as beyond a limit on locked memory: inputs are then copied by the processor. What is registered stays
+    so until the process ends, as its mapping of the arena does.
     """
-    start = np.frombuffer(memory, np.uint8).ctypes.data
     with _allocator:
-        if start not in _addresses:
-            size = min(len(memory), KEPT)
-            refused = not _register(start, size)
-            _addresses[start] = range(0) if refused else range(start, start + size)
-            weakref.finalize(memory, _unregister, start).atexit = False
-        return _addresses[start]
+        if memory not in _readable:
+            start, size = np.frombuffer(memory, np.uint8).ctypes.data, min(len(memory), KEPT)
+            _readable[memory] = range(start, start + size) if _register(start, size) else range(0)
+        return _readable[memory]
 
 
 def _register(start: int, size: int) -> bool:
     """Return whether the driver keeps this memory in place.
 
-    It is asked by its own interface: a refusal by the runtime's would be the error of PyTorch's next call.
+    It is asked by its own interface: a refusal by the runtime's would be the error of PyTorch's next call. That needs
+    the device's context in this thread, where a lane on a green context has used none yet: a call of the runtime that
+    asks the device brings it.
     """
     try:
         from cuda.bindings import driver
     except ImportError:
         return False
-    (code,) = driver.cuMemHostRegister(start, size, 0)
+    torch.cuda.mem_get_info()
+    (code,) = driver.cuMemHostRegister(start, size, driver.CU_MEMHOSTREGISTER_PORTABLE)
     return code == driver.CUresult.CUDA_SUCCESS  # type: ignore[no-any-return]
-
-
-def _unregister(start: int) -> None:
-    if _addresses.pop(start):
-        from cuda.bindings import driver
-
-        driver.cuMemHostUnregister(start)
 
 
 class _Scope:
