@@ -123,7 +123,11 @@ class InstanceScaler:
                 requests += self._provisions(model, kind, count, names)
             if not added:
                 fewer = {kind: counts[kind, model.name] - n for kind, n in wanted.items()}
-                released = _released(own, {kind: n for kind, n in fewer.items() if n > 0})
+                others = [each for each in own if each.state != "stuck"]
+                freely = self._wanted(model, now, rate, counts, others) if len(others) < len(own) else wanted
+                # Without those that are stuck it would ask for more: they would go, and come again, without end.
+                missed = any(n > counts[kind, model.name] for kind, n in freely.items())
+                released = _released(others if missed else own, {kind: n for kind, n in fewer.items() if n > 0})
                 requests += [Release(name=each.name) for each in released]
             counts.update({(kind, model.name): min(n, MAX_ADDED) for kind, n in added.items()})
         return requests
@@ -209,8 +213,8 @@ def _plan(counts: Counter[tuple[str, str]], share: int) -> Plan:
 def _released(own: Collection[Instance], fewer: Mapping[str, int]) -> list[Instance]:
     """Return the instances of a model that go. fewer: how many, by kind.
 
-    Those that are stuck go first, whatever their kind, as others carry the rate. Those that serve go only while nothing
-    is on its way: what is to take over has to be there.
+    Those that are stuck all go, whatever their kind: they are given only where others carry the rate. Those that serve
+    go only while nothing is on its way: what is to take over has to be there.
     """
     stuck = [each for each in own if each.state == "stuck"]
     ready = [each for each in own if each.state == "ready"]

@@ -138,6 +138,43 @@ def test_kind_on_which_one_is_stuck_gets_no_more_until_others_carry_the_rate() -
     assert steps(greedy(rates=ONLY_A), [120.0], [one("a-v100-0", "stuck")]) == []  # waits for room
 
 
+def all_stuck(scaler: InstanceScaler, rates: Sequence[float], instances: list[Instance]) -> list[list[str]]:
+    """Return the requests of each step where no instance that is added finds room."""
+    there, made = {each.name: each for each in instances}, []
+    for number, rate in enumerate(rates):
+        requests = scaler.step(INTERVAL * number, INTERVAL, {"a": rate}, list(there.values()))
+        for each in requests:
+            if isinstance(each, Release):
+                del there[each.name]
+            else:
+                there[each.name] = one(each.name, "stuck")
+        made.append(names(requests))
+    return made
+
+
+def test_stuck_instance_stays_while_the_others_do_not_carry_the_rate() -> None:
+    for rate in (150.0, 90.0):  # more than the one that serves carries; and than 80 % of it
+        rates = [rate] * 6 + [70.0] * 2
+        expected = [["+a-v100-1"], *[[]] * 5, ["-a-v100-1"], []]
+        assert all_stuck(greedy(rates=ONLY_A), rates, [one("a-v100-0")]) == expected
+
+
+def test_stuck_instance_stays_while_no_other_kind_has_room() -> None:
+    full = Kind(name="t4", count=1, price=1.0)
+    there = [one("a-t4-0"), one("a-t4-1")]
+    made = all_stuck(greedy(V100, full, rates=ONLY_A), [150.0] * 6 + [90.0], there)
+    assert made == [["+a-v100-0"], *[[]] * 5, ["-a-v100-0"]]
+    made = all_stuck(greedy(V100, T4, rates=ONLY_A), [150.0] * 6, [one("a-v100-0")])
+    assert made == [["+a-t4-0", "+a-t4-1"], ["+a-v100-1"], *[[]] * 4]  # both kinds are
+
+
+def test_program_keeps_a_stuck_instance_that_it_would_ask_for_again() -> None:
+    scaler = InstanceScaler(problem(V100, T4, rates=ONLY_A), LeastCostScaling(share=500))
+    assert all_stuck(scaler, [60.0] * 4, [one("a-v100-0")]) == [["+a-t4-0"], [], [], []]
+    surplus = [one("a-v100-0"), one("a-v100-1"), one("a-t4-0", "stuck")]
+    assert steps(scaler, [60.0], surplus) == ["-a-v100-1"]  # which serves, and is not missed
+
+
 def test_ended_instance_is_released_and_replaced_under_another_name() -> None:
     there = [one("a-v100-0"), one("a-v100-1", "ended"), one("a-v100-2", "leaving")]
     assert steps(greedy(rates=ONLY_A), [120.0], there) == ["-a-v100-1", "+a-v100-3"]
