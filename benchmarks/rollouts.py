@@ -17,11 +17,12 @@ switch on the event loop with the processor time that it takes (what is longer, 
 rollouts, and the memory of the server and its workers before and after.
 
 With `--series` the N rollouts are those of several runs, each with a server of its own: a run ends after `--limit`
-seconds of rollouts and is added to the file, and what is reported is of all runs in the file.
+seconds of rollouts, of which it has at least one, and is added to the file, and what is reported is of all runs in it.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import math
@@ -59,7 +60,7 @@ Layout = tuple[tuple[int, tuple[str, ...]], ...]  # the share and models of each
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Hold what one server went through. Durations are in seconds, memory is in bytes.
+    """Hold what one server went through. Durations are in seconds, memory is in bytes, models in order of their names.
 
     requests: whose caller stayed; within: those of them within their target; both without rollouts, too. switches: on
     the event loop; processor: the processor time of each; wholes: of rollouts. misses: seconds with rollouts in which
@@ -67,6 +68,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str
+    models: tuple[str, ...]
     requests_without: int
     within_without: int
     outcomes_without: tuple[dict[str, dict[str, int]], ...]
@@ -243,7 +245,7 @@ async def measure(given: Served, kind: str, rollouts: int, limit: float, seconds
     async def roll() -> None:
         until = time.monotonic() + limit
         for number in range(rollouts):
-            if time.monotonic() > until:
+            if number and time.monotonic() > until:  # a run without any would tell nothing
                 break
             await asyncio.sleep(PAUSE)
             while kind == "workers" and pool.warm_workers < WARM:
@@ -265,6 +267,7 @@ async def measure(given: Served, kind: str, rollouts: int, limit: float, seconds
     end = last[-1]
     return Run(
         kind=kind,
+        models=tuple(sorted(rates)),
         requests_without=sum(it.stayed for it in without),
         within_without=sum(it.within_target for it in without),
         outcomes_without=tuple(it.outcomes for it in without),
@@ -292,23 +295,45 @@ async def run(kind: str, rollouts: int, limit: float, seconds: float, seed: int,
         return await measure(it, kind, rollouts, limit, seconds, seed)
 
 
-def earlier(series: Path | None, kind: str) -> list[Run]:
-    """Return the runs of a series so far. Exits where they are of another kind."""
+def earlier(series: Path | None, kind: str, models: Sequence[str]) -> list[Run]:
+    """Return the runs of a series so far. Exits where they are of another kind, or of other models."""
     lines = series.read_text().splitlines() if series is not None and series.exists() else []
-    runs = [msgspec.json.decode(line, type=Run) for line in lines]
+    try:
+        runs = [msgspec.json.decode(line, type=Run) for line in lines]
+    except msgspec.DecodeError as error:
+        sys.exit(f"{series} is no series of runs of this version ({error}); begin a new file")
     if any(it.kind != kind for it in runs):
         sys.exit(f"{series} has runs of another --kind; give each its own file")
+    others = [it.models for it in runs if set(it.models) != set(models)]
+    if others:
+        sys.exit(f"{series} has runs of other --models ({' '.join(others[0])}); give each its own file")
     return runs
+
+
+def positive_count(text: str) -> int:
+    """Return a count of 1 or more, as an argument of the command line."""
+    if (count := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return count
+
+
+def positive_seconds(text: str) -> float:
+    """Return a duration above 0, as an argument of the command line."""
+    if not (seconds := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 seconds")
+    return seconds
 
 
 def main() -> None:
     parser = arguments(__doc__, 20.0)
-    parser.add_argument("--rollouts", type=int, default=1000)
+    parser.add_argument("--rollouts", type=positive_count, default=1000)
     parser.add_argument("--kind", choices=("workers", "shares", "batches"), default="workers")
     parser.add_argument("--series", type=Path, help="add this run to those in a file, and report all")
-    parser.add_argument("--limit", type=float, default=math.inf, help="seconds of rollouts, at most")
+    parser.add_argument(
+        "--limit", type=positive_seconds, default=math.inf, help="seconds of rollouts after which no other begins"
+    )
     args = parser.parse_args()
-    runs = earlier(args.series, args.kind)
+    runs = earlier(args.series, args.kind, args.models)
     missing = args.rollouts - sum(len(it.wholes) for it in runs)
     if missing > 0:
         added = uvloop.run(
