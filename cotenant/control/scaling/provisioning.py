@@ -101,7 +101,7 @@ class InstanceScaler:
     ) -> list[Provision | Release]:
         """Return what to ask for. interval: seconds that an observation without one before it stands for. rates:
         requests/s by model; of a model that is missing it is not known, so its instances stay as they are. One without
-        any begins with those that the problem's rate takes.
+        any that serve, or may, begins with those that the problem's rate takes.
 
         The last instance of a model stays: without one nothing would tell of its requests.
         """
@@ -114,7 +114,7 @@ class InstanceScaler:
             own = [each for each in known if each.model == model.name and each.state not in ("ended", "leaving")]
             rate = self._observe(model.name, now, interval, rates)
             if rate is None:
-                if own or not self._first_rates.get(model.name):
+                if any(each.state != "stuck" for each in own) or not self._first_rates.get(model.name):
                     continue
                 rate = self._first_rates[model.name]
             wanted = self._wanted(model, now, rate, counts, own)

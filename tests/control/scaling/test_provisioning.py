@@ -87,6 +87,17 @@ def test_rate_that_is_not_known_changes_nothing() -> None:
     assert steps(scaler, [None] * 30, [one("a-v100-0", "stuck")]) == []
 
 
+def test_first_instances_that_are_stuck_leave_a_model_to_another_kind() -> None:
+    """Nothing tells of its requests as long as none serves."""
+    scaler = greedy(V100, T4, rates=ONLY_A)
+    first = steps(scaler, [None], [])
+    assert first and all(name.startswith("+a-t4-") for name in first)
+    stuck = [one(name[1:], "stuck") for name in first]
+    then = steps(scaler, [None], stuck)
+    assert then and all(name.startswith("+a-v100-") for name in then)
+    assert steps(scaler, [None], [*stuck, *[one(name[1:], "pending") for name in then]]) == []
+
+
 def test_scales_out_above_four_fifths_and_counts_what_is_on_its_way() -> None:
     assert steps(greedy(rates=ONLY_A), [79.0], [one("a-v100-0")]) == []
     assert steps(greedy(rates=ONLY_A), [81.0], [one("a-v100-0")]) == ["+a-v100-1"]
@@ -268,9 +279,7 @@ def test_any_sequence_stays_within_the_fleet_and_keeps_a_last_instance(
         made = [each.name for each in requests if isinstance(each, Provision)]
         assert len(made) == len(set(made)) and not set(made) & set(cluster.instances)
         for model in "ab":
-            if model not in rates and any(
-                each.model == model and each.state in ("pending", "ready", "stuck") for each in there
-            ):
+            if model not in rates and any(each.model == model and each.state in ("pending", "ready") for each in there):
                 ended = {each.name for each in there if each.state == "ended"}
                 own = [each for each in requests if each.name.startswith(f"{model}-") and each.name not in ended]
                 assert own == []
