@@ -36,12 +36,13 @@ class RoundFiller:
         self._made: dict[tuple[int, tuple[tuple[int, int], ...]], Mode] = {}
 
     def fill(self, s: int, demand: Array, memory: float, first: Sequence[int] = ()) -> Mode | None:
-        """Return a mode of a slot for this demand, in requests/s of each model, within so many bytes; None where the
-        first model of the order cannot be served there.
+        """Return a mode of a slot for this demand, in requests/s of each model, within its memory and so many bytes of
+        the device; None where the first model of the order cannot be served there.
 
         Models are added one after the other, each with its whole demand, as long as every target holds. Batches are the
         smallest that keep up.
         """
+        memory = min(memory, float(self._catalog.slots[s].memory))
         order = [*(i for i in first if demand[i] > 0), *self._order(demand, first)]
         chosen: dict[int, int] = {}
         demands = demand.tolist()

@@ -6,12 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.core.mig import GIB, instances
 from cotenant.core.model import Kind, Model
-from cotenant.planners import Problem
+from cotenant.planners import Problem, geometry
+from cotenant.planners.check import check
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.modes import ModeCatalog
 from cotenant.planners.geometry.round_filling import RoundFiller
-from tests.planners.problems import linear
+from tests.planners.problems import linear, profile
 
 
 def catalog(slos: list[float]) -> ModeCatalog:
@@ -48,6 +50,38 @@ def test_fill_begins_with_the_models_that_are_given_first() -> None:
 def test_fill_of_what_nobody_needs_or_no_target_allows_is_none() -> None:
     assert RoundFiller(catalog([0.1])).fill(1, np.zeros(1), math.inf) is None
     assert RoundFiller(catalog([0.1, 0.011])).fill(0, np.array([0.0, 1.0]), math.inf) is None
+
+
+def on_instances(many: int) -> Problem:
+    """Models of 3 GiB on one A100 of 40 GB in MIG instances; a batch of one takes 10 ms on each of them."""
+    names = [f"m{n}" for n in range(many)]
+    geometry_name = "mig-a100-40gb"
+    cuts = tuple(sorted({instance.share for instance in instances(geometry_name)}))
+    return Problem(
+        models=tuple(Model(name=name, slo=0.2) for name in names),
+        rates=dict.fromkeys(names, 1.0),
+        fleet=(Kind(name="k", geometry=geometry_name, cuts=cuts, count=1, memory=40 * GIB),),
+        profiles={(name, "k"): profile(name, "k", {(s, 1): 0.010 for s in cuts}, 3 * GIB) for name in names},
+        time_limit=0.1,
+        arrivals="even",
+    )
+
+
+def test_fill_keeps_within_the_memory_of_a_mig_instance() -> None:
+    """The device's memory does not limit it: each instance has its own."""
+    known = PlanningContext(on_instances(12)).catalog
+    filler = RoundFiller(known)
+    for s, slot in enumerate(known.slots):
+        mode = filler.fill(s, np.full(12, 1.0), math.inf)
+        assert mode is not None
+        assert len(mode.models) == min(12, slot.memory // (3 * GIB))
+
+
+def test_models_that_instances_have_no_memory_for_leave_the_others_served() -> None:
+    problem = on_instances(14)
+    plan = geometry.plan(problem)
+    assert check(plan, problem) == []
+    assert len(plan.unserved) <= 2
 
 
 @given(
