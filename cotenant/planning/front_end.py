@@ -10,12 +10,12 @@ from cotenant.core.plan import Plan
 from cotenant.core.profile import slowed_profiles
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
-from cotenant.planners.applications import without_applications
+from cotenant.planners.applications import carried_rates, without_applications
 from cotenant.planners.candidates import with_provenance
 from cotenant.planners.capacity import with_totals
 from cotenant.planners.front_end import FrontEnd
 from cotenant.planners.local_search import with_same_batches
-from cotenant.planners.rates import at_scale
+from cotenant.planners.rates import at_rates, at_scale
 
 Solve = Callable[[Problem], Plan]
 
@@ -53,12 +53,16 @@ def _planned(solve: Solve, problem: Problem, front_end: FrontEnd) -> Plan:
         readable = problem if limit >= 1 else at_scale(problem, limit)
         return _totalled(_with_room(solve, readable, front_end, total * min(limit, 1.0)), problem)
     made = _with_room(solve, problem, front_end, 0.0)
-    if made.scale > limit:
-        made = _with_room(solve, at_scale(problem, limit), front_end, front_end.max_rate)
+    # Not the multiple: it is 0 where only some of the models can be served together.
+    carried = carried_rates(made, problem)
+    rate = sum(carried.values())
+    if rate > front_end.max_rate:
+        readable = at_rates(problem, {name: each * front_end.max_rate / rate for name, each in carried.items()})
+        made = _with_room(solve, readable, front_end, front_end.max_rate)
         return msgspec.structs.replace(_totalled(made, problem), objective="rate", bound=limit)
-    if front_end.slowdown(total * made.scale) == front_end.noise:
+    if front_end.slowdown(rate) == front_end.noise:
         return made
-    return _totalled(_with_room(solve, problem, front_end, total * made.scale), problem)
+    return _totalled(_with_room(solve, problem, front_end, rate), problem)
 
 
 def _totalled(made: Plan, problem: Problem) -> Plan:

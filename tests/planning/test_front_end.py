@@ -12,7 +12,7 @@ from cotenant.planners.check import check
 from cotenant.planners.front_end import FrontEnd
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.front_end import plan_with_front_end
-from tests.planners.problems import linear
+from tests.planners.problems import linear, profile
 from tests.planners.rate_problems import largest
 
 FRONT_END = FrontEnd(seconds=1e-3, reserved=0.3, processors=1.0)  # reads 700 requests/s at most
@@ -40,6 +40,36 @@ def test_largest_multiple_ends_at_what_the_front_end_reads() -> None:
     plan = plan_problem(largest(quick(1.0)))
     assert plan.objective == "rate" and plan.scale == pytest.approx(700.0) == plan.bound
     assert check(plan, largest(quick(1.0))) == []
+
+
+def apart(rate: float, front_end: FrontEnd) -> Problem:
+    """Two models for the largest multiple that cannot share the one device: a batch of `a` makes `b` late."""
+    latency = {"a": {(1000, 1): 0.030, (1000, 8): 0.035, (1000, 16): 0.045}, "b": {(1000, 1): 0.022}}
+    return Problem(
+        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.05)),
+        rates={"a": rate, "b": 1.0},
+        fleet=(Kind(name="k", count=1),),
+        profiles={(name, "k"): profile(name, "k", seconds) for name, seconds in latency.items()},
+        objective="rate",
+        arrivals="even",
+        front_end=front_end,
+    )
+
+
+def test_models_served_without_the_others_get_no_more_than_the_front_end_reads() -> None:
+    problem = apart(200.0, FrontEnd(seconds=7e-3))
+    plan = plan_problem(problem, "geometry", validate=False)
+    assert check(plan, problem) == []
+    assert plan.scale == 0 and plan.rates() == pytest.approx({"a": 100.0})
+    assert plan.unserved == pytest.approx({"a": 100.0, "b": 1.0})
+
+
+def test_models_served_without_the_others_leave_the_processors_that_the_front_end_takes() -> None:
+    """At 300/s it takes 0.2 of the processor: 12 rows take 50 ms rather than 40, and more than 50 would be late."""
+    problem = apart(300.0, FrontEnd(seconds=1e-3, reserved=0.1, processors=1.0))
+    plan = plan_problem(problem, "geometry", validate=False)
+    assert check(plan, problem) == []
+    assert plan.scale == 0 and plan.rates() == pytest.approx({"a": 12 * 0.8 / 0.040})
 
 
 def test_plans_leave_the_processors_that_the_front_end_takes_beyond_its_reserve() -> None:
