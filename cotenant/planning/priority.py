@@ -1,7 +1,8 @@
 """Where devices do not suffice, serve models of higher priority first, and the others with what is left.
 
 For the largest multiple of the rates that means: where no multiple serves all models, since they cannot share the
-devices within their targets however few requests come, serve as many of them as can.
+devices within their targets however few requests come, serve some of them: by priority, and within one those of most
+requests/s that the planner finds.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def plan_by_priority(plan: Callable[[Problem], Plan], problem: Problem) -> Plan:
 
 def plan_for_part(plan: Callable[[Problem], Plan], quick: Callable[[Problem], Plan], problem: Problem) -> Plan | None:
     """Return the plan for the largest multiple of some of the rates, where no multiple of all can be served; None where
-    that serves nothing either. Of what has a higher priority as much as possible is served.
+    that serves nothing either. Which ones is decided by priority, and within one by requests/s, as `quick` leaves them:
+    not by how many models are served.
 
     plan: makes a plan for the largest multiple. quick: one for rates. The plan states at most the rates that were asked
     for; its devices are cut and its batches sized for the largest multiple of them.
@@ -77,7 +79,11 @@ def plan_for_part(plan: Callable[[Problem], Plan], quick: Callable[[Problem], Pl
 
 
 def _served_together(quick: Callable[[Problem], Plan], problem: Problem) -> set[str]:
-    """Return what can be served together at all: so seldom that no second request comes before the first is late."""
+    """Return what can be served together at all: so seldom that no second request comes before the first is late.
+
+    What has a higher priority stays. Within one, what `quick` leaves unserved goes, as few requests/s as it
+    finds; where that takes from a higher priority, models join one by one in the order of the rates.
+    """
     seldom = min(SELDOM / (rate * slo_of(problem, name).slo) for name, rate in problem.rates.items() if rate)
     few = at_scale(problem, seldom).rates
 
