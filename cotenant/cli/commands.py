@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from cotenant import __version__
+from cotenant.core.units import show_seconds
 
 # Name → what it does, and the function or group of commands that does it. A test holds the words against its docstring.
 COMMANDS = {
@@ -162,7 +163,17 @@ def load_command(name: str, place: str) -> Any:
         found.command(name)(function)
     command = typer.main.get_command(found)
     command.name = name
+    _write_durations(command)
     return command
+
+
+def _write_durations(command: Any) -> None:
+    """Give defaults of durations a unit, for the help: 15.0 → ``15s``. Their parser reads them as any other."""
+    for each in getattr(command, "commands", {}).values():
+        _write_durations(each)
+    for option in command.params:
+        if option.metavar == "DURATION" and isinstance(option.default, float):
+            option.default = show_seconds(option.default).replace(" ", "")
 
 
 app = typer.Typer(

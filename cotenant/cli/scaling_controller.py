@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterable
 from enum import StrEnum
@@ -14,13 +13,20 @@ from typing import Annotated
 import typer
 
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption, TokenFile, duration_of_at_least
+from cotenant.cli.options import (
+    CaFile,
+    LogFormatOption,
+    LogLevelOption,
+    TokenFile,
+    duration_of_at_least,
+    parse_duration,
+)
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.config.problem import read_problem
 from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
 from cotenant.control.scaling.provisioning import InstancePolicy, InstanceScaler
-from cotenant.core.units import parse_seconds, parse_share, show_share
+from cotenant.core.units import parse_share, show_share
 from cotenant.errors import ConfigError
 from cotenant.k8s.background import beside
 from cotenant.k8s.scaling.client import InstanceClient
@@ -151,9 +157,10 @@ def _launch_seconds(given: Iterable[str], problem: Problem) -> dict[str, float]:
         kind, equals, duration = text.rpartition("=")
         if not equals or kind not in known:
             raise ConfigError(f"--launch {text}: write KIND=DURATION, such as {known[0] if known else 'v100'}=30s")
-        found[kind] = parse_seconds(duration, f"--launch {text}")
-        if not 0 <= found[kind] < math.inf:
-            raise ConfigError(f"--launch {text}: must not lie below 0")
+        try:
+            found[kind] = parse_duration(duration)
+        except typer.BadParameter as error:
+            raise ConfigError(f"--launch {text}: {error.message}") from None
     return found
 
 

@@ -61,6 +61,8 @@ def test_share_controller_says_what_is_wrong_with_its_options(
         (["--share=50"], "m: 50 % of no kind of device meets its objective; give instances a larger --share"),
         (["--launch=h200=3s"], "--launch h200=3s: write KIND=DURATION, such as gpu=30s"),
         (["--launch=gpu=soon"], "--launch gpu=soon: "),
+        (["--launch=gpu=-1"], "--launch gpu=-1: '-1' is not a duration"),
+        (["--launch=gpu=30", "--ca-file=none.pem"], "none.pem"),
         (["--ca-file=none.pem"], "none.pem"),
         (["--prometheus=https://p:1", "--prometheus-ca-file=none.pem"], "none.pem: cannot be used as a certificate"),
     ],
