@@ -33,6 +33,7 @@ from cotenant.k8s.scaling.client import InstanceClient
 from cotenant.k8s.scaling.controller import INTERVAL, ScalingController
 from cotenant.k8s.scaling.observed import LATENCIES, RATES, WINDOW, MetricRepository
 from cotenant.k8s.scaling.prometheus import prometheus
+from cotenant.live.access import is_local
 from cotenant.planners import Problem
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,10 @@ def scaling_controller(
         Path | None,
         typer.Option("--prometheus-ca-file", help="Certificate (PEM) that Prometheus' is signed by, for https://."),
     ] = None,
+    insecure_token: Annotated[
+        bool,
+        typer.Option("--insecure-token", help="Send tokens in the clear also over a network, which must be yours."),
+    ] = False,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
 ) -> None:
@@ -132,6 +137,11 @@ def scaling_controller(
     scaler = InstanceScaler(known, chosen, _launch_seconds(launch or (), known))
     _check_capacity(scaler, known, part)
     authority = None if ca_file is None else read_bytes(ca_file)
+    if not insecure_token:
+        if token_file is not None and authority is None:
+            _check_local("--instances", instances, "name who signed its certificate with --ca-file")
+        if prometheus_token_file is not None and not metrics.lower().startswith("https://"):
+            _check_local("--prometheus", metrics.partition("://")[2].partition("/")[0], "write https://")
 
     async def run() -> None:
         client = InstanceClient(instances, authority, token_file)
@@ -148,6 +158,16 @@ def scaling_controller(
             await client.close()
 
     asyncio.run(run())
+
+
+def _check_local(option: str, address: str, way_out: str) -> None:
+    """Raise ConfigError for an address that a token would reach over a network in the clear."""
+    if not is_local(address):
+        where = address.rpartition("@")[2]  # without a password
+        raise ConfigError(
+            f"{option}: {where!r}: a token is not sent over a network in the clear; {way_out}, or set --insecure-token"
+            " where the network is yours"
+        )
 
 
 def _launch_seconds(given: Iterable[str], problem: Problem) -> dict[str, float]:

@@ -64,6 +64,14 @@ def test_share_controller_says_what_is_wrong_with_its_options(
         (["--launch=gpu=-1"], "--launch gpu=-1: '-1' is not a duration"),
         (["--launch=gpu=30", "--ca-file=none.pem"], "none.pem"),
         (["--ca-file=none.pem"], "none.pem"),
+        (["--instances=i:1", "--token-file=t"], "--instances: 'i:1': a token is not sent over a network in the clear"),
+        (
+            ["--prometheus=http://p:1/x", "--prometheus-token-file=t"],
+            "--prometheus: 'p:1': a token is not sent over a network in the clear; write https://, or set",
+        ),
+        # These go past that, and end at the certificate.
+        (["--instances=i:1", "--token-file=t", "--insecure-token", "--prometheus-ca-file=none.pem"], "none.pem"),
+        (["--prometheus=http://[::1]:1/x", "--prometheus-token-file=t", "--prometheus-ca-file=none.pem"], "none.pem"),
         (["--prometheus=https://p:1", "--prometheus-ca-file=none.pem"], "none.pem: cannot be used as a certificate"),
     ],
 )
