@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TIMEOUT = 10.0  # seconds for an answer
 MAX_ANSWER = 1 << 24  # bytes
 UNREACHABLE = 0
+INFORMATION = "PromQL info:"  # begins a note on the query among the warnings of servers without the field `infos`
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -101,8 +102,9 @@ class PrometheusClient:
         try:
             answer = msgspec.json.decode(content, type=_Answer)
             if answer.status == "success" and status == 200 and answer.data is not None:
-                if answer.warnings:  # of a store that did not answer: sums are too low
-                    raise PrometheusError(f"{self._place} knows {query} only in part: {answer.warnings[0]}", status)
+                missing = [each for each in answer.warnings if not each.startswith(INFORMATION)]
+                if missing:  # of a store that did not answer: sums are too low
+                    raise PrometheusError(f"{self._place} knows {query} only in part: {missing[0]}", status)
                 if answer.data.result_type != "vector":
                     raise PrometheusError(
                         f"{query} is a {answer.data.result_type} and no instant vector; leave out the range, or wrap it"
@@ -158,7 +160,10 @@ def _checked(url: str) -> str:
     except (ValueError, httpx2.InvalidURL):
         host, port = None, None
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
-        raise ConfigError(f"{url!r} is no Prometheus; write its URL, such as http://prometheus:9090")
+        named = "the URL" if "@" in url else repr(url)  # where its password ends is not known
+        raise ConfigError(
+            f"{named} is no Prometheus; write its URL, such as http://prometheus:9090, with % for / # ? @ in a password"
+        )
     where = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{where}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"
 

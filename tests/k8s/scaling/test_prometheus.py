@@ -58,6 +58,14 @@ def test_values_that_are_not_finite_are_not_known() -> None:
     assert ask(answers({"status": "success", "data": data})) == (Sample({"model": "0"}, 0.0),)
 
 
+def test_note_among_the_warnings_is_no_error() -> None:
+    note = 'PromQL info: metric might not be a counter, name does not end in _total/_sum/_count/_bucket: "q"'
+    told = {"status": "success", "data": VECTOR}
+    assert ask(answers(told | {"warnings": [note]})) == (Sample({"model": "a"}, 2.5),)
+    with pytest.raises(PrometheusError, match="knows q only in part: remote store is away"):
+        ask(answers(told | {"warnings": [note, "remote store is away"]}))
+
+
 def test_no_series_is_no_error() -> None:
     assert ask(answers({"status": "success", "data": {"resultType": "vector", "result": []}})) == ()
 
@@ -185,6 +193,17 @@ def test_url_that_is_none_is_refused(url: str) -> None:
 
     with pytest.raises(ConfigError, match="is no Prometheus; write its URL, such as http://prometheus:9090"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize("password", ["se/cret", "se#cret", "se?cret", "se@cret#"])
+def test_url_that_is_refused_does_not_show_its_password(password: str) -> None:
+    async def main() -> None:
+        async with prometheus(f"http://me:{password}@p:9090"):
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"^the URL is no Prometheus; ") as failed:
+        asyncio.run(main())
+    assert "cret" not in str(failed.value)
 
 
 def test_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
