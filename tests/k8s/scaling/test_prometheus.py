@@ -136,7 +136,7 @@ def test_answer_that_does_not_come_is_given_up() -> None:
         await asyncio.sleep(30)
         raise AssertionError
 
-    with pytest.raises(PrometheusError, match="does not answer: ") as failed:
+    with pytest.raises(PrometheusError, match=r"takes more than 0\.1 s to answer") as failed:
         ask(silent, timeout=0.1)
     assert failed.value.status == 0
 
@@ -151,6 +151,26 @@ def test_answer_that_trickles_is_given_up() -> None:
 
     with pytest.raises(PrometheusError, match=r"takes more than 0\.3 s to answer"):
         ask(trickle, timeout=0.3)
+
+
+def test_head_that_trickles_is_given_up() -> None:
+    async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        try:
+            while not writer.transport.is_closing():
+                writer.write(b"X-More: 1\r\n")
+                await asyncio.sleep(0.02)
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(trickle, "127.0.0.1", 0) as server, asyncio.timeout(60):
+            port = server.sockets[0].getsockname()[1]
+            async with prometheus(f"http://127.0.0.1:{port}", timeout=0.3) as client:
+                with pytest.raises(PrometheusError, match=r"takes more than 0\.3 s to answer"):
+                    await client.query("q")
+
+    asyncio.run(main())
 
 
 def test_nobody_there_is_said_and_a_password_is_not() -> None:
