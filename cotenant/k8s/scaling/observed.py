@@ -11,6 +11,7 @@ values out of all range, which are left out.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 import msgspec
@@ -18,6 +19,8 @@ import msgspec
 from cotenant.errors import PrometheusError
 from cotenant.k8s.resource import ObjectKey
 from cotenant.k8s.scaling.prometheus import PrometheusClient, Sample
+
+logger = logging.getLogger(__name__)
 
 WINDOW = 60.0  # seconds; at least four scrapes at Prometheus' usual 15 s
 QUANTILE = 0.99
@@ -92,23 +95,34 @@ class MetricRepository:
         self._window = f"{max(1, round(window * 1000))}ms"
         self._rates = rates.replace(WINDOW_NAME, self._window)
         self._latencies = latencies.replace(WINDOW_NAME, self._window)
+        self._told = ""
 
     async def read(self) -> Observed:
-        """Return what is known now. Raises PrometheusError where Prometheus does not answer every query: what it would
-        have said is then not known, rather than absent."""
+        """Return what is known now. Raises PrometheusError where Prometheus does not tell the rates. Nothing else
+        enters a decision: where it is not told, it is not there, and a warning says why, once."""
         names = (*UTILISATION, *MEMORY)
         queries = (self._rates, self._latencies, *(f"avg_over_time({name}[{self._window}])" for name in names))
+        first, *others = await asyncio.gather(*map(self._client.query, queries), return_exceptions=True)
+        if isinstance(first, BaseException):
+            raise first
+        rates, missing = by_model(first, self._rates), ""
         answers: list[tuple[Sample, ...]] = []
-        for answer in await asyncio.gather(*map(self._client.query, queries), return_exceptions=True):
-            if isinstance(answer, BaseException):
+        for answer in others:
+            if isinstance(answer, PrometheusError):
+                missing = missing or str(answer)
+                answers.append(())
+            elif isinstance(answer, BaseException):
                 raise answer
-            answers.append(answer)
-        rates, latencies, *devices = answers
-        return Observed(
-            rates=by_model(rates, self._rates),
-            latencies=by_model(latencies, self._latencies),
-            devices=by_device(dict(zip(names, devices, strict=True))),
-        )
+            else:
+                answers.append(answer)
+        try:
+            latencies = by_model(answers[0], self._latencies)
+        except PrometheusError as error:
+            latencies, missing = {}, missing or str(error)
+        if missing and missing != self._told:
+            logger.warning("not all latencies and utilisations are known: %s", missing)
+        self._told = missing
+        return Observed(rates=rates, latencies=latencies, devices=by_device(dict(zip(names, answers[1:], strict=True))))
 
 
 def by_model(samples: Iterable[Sample], query: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ and by what their names and labels mean."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -171,6 +172,25 @@ def test_real_prometheus_refuses_a_query_that_is_none(tmp_path: Path) -> None:
         assert await client.query("up * NaN") == () == await client.query("up / 0")
 
     play(tmp_path, scenario, "exporter")
+
+
+def test_only_rates_have_to_be_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What enters no decision may fail, in the query or in what it answers with, and is said once."""
+    rates = "label_replace(vector(3), 'model', 'a', '', '')"
+
+    async def scenario(client: PrometheusClient) -> None:
+        for latencies, said in (("sum(", "parse error"), ("vector(1)", "a series has no label 'model'")):
+            known = repository(client, rates=rates, latencies=latencies)
+            for _ in range(2):
+                found = await known.read()
+                assert found.rates == {"a": 3.0} and found.latencies == {}
+            (record,) = caplog.records
+            assert record.getMessage().startswith("not all latencies and utilisations are known: ")
+            assert said in record.getMessage()
+            caplog.clear()
+
+    with caplog.at_level(logging.WARNING):
+        play(tmp_path, scenario, "exporter")
 
 
 def samples(**values: float) -> list[Sample]:
