@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from cotenant.control.scaling.provisioning import Instance, InstanceScaler, Provision, Release
@@ -78,19 +78,18 @@ class ScalingController:
             self._tell("metrics", "")
         self._tell_state(there, observed)
         requests = self._scaler.step(self._clock(), self._interval, observed.rates, there)
-        for each in requests:
-            await self._send(each, observed)
+        self._forget({each.name for each in there}, {each.name for each in requests})
+        await asyncio.gather(*(self._send(each, observed) for each in requests))  # one that hangs holds up no other
         return requests
 
     async def _send(self, request: Provision | Release, observed: Observed) -> None:
         try:
             if isinstance(request, Provision):
-                await self._instances.provision(request)
-                rate = observed.rates.get(request.model)
-                at = "an unknown rate" if rate is None else f"{show_rate(rate)} requests/s"
-                logger.info("%s: one more on %s, %s, at %s", request.model, request.kind, request.name, at)
-            else:
-                await self._instances.release(request.name)
+                if await self._instances.provision(request):  # rather than was there, after an answer that was lost
+                    rate = observed.rates.get(request.model)
+                    at = "an unknown rate" if rate is None else f"{show_rate(rate)} requests/s"
+                    logger.info("%s: one more on %s, %s, at %s", request.model, request.kind, request.name, at)
+            elif await self._instances.release(request.name):
                 logger.info("%s: released", request.name)
         except InstanceError as error:
             self._tell(f"request {request.name}", f"{request.name}: {error}")
@@ -101,7 +100,9 @@ class ScalingController:
         """Log what is known, and whatever keeps an instance from serving, once."""
         for each in there:
             failed = each.state in ("stuck", "ended")
-            self._tell(each.name, f"instance {each.name} is {each.state}: {each.reason}" if failed else "")
+            self._tell(
+                f"instance {each.name}", f"instance {each.name} is {each.state}: {each.reason}" if failed else ""
+            )
         ready = sum(each.state == "ready" for each in there)
         used = observed.utilisation
         logger.debug(
@@ -116,6 +117,13 @@ class ScalingController:
             )
             or "no rate is known",
         )
+
+    def _forget(self, there: Collection[str], asked: Collection[str]) -> None:
+        """Drop what was said of instances that are gone, and of requests that are not made any more."""
+        still = (
+            {"instances", "metrics"} | {f"instance {name}" for name in there} | {f"request {name}" for name in asked}
+        )
+        self._told = {about: text for about, text in self._told.items() if about in still}
 
     def _tell(self, about: str, text: str) -> None:
         """Log what is wrong with something when it changes. text: "" where nothing is."""

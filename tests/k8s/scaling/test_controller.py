@@ -144,6 +144,61 @@ def test_request_that_fails_is_asked_again_and_carried_out_once() -> None:
     play(main)
 
 
+def test_request_that_hangs_holds_up_no_other() -> None:
+    class Hanging(InstanceClient):
+        """The first of two instances is made once the second one is."""
+
+        def __init__(self, address: str) -> None:
+            super().__init__(address)
+            self.second = asyncio.Event()
+
+        async def provision(self, wanted: Provision) -> bool:
+            if wanted.name == "a-v100-0":
+                await self.second.wait()
+            made = await super().provision(wanted)
+            if wanted.name == "a-v100-1":
+                self.second.set()
+            return made
+
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        async with started(client, Hanging) as asking:
+            assert len(await controller(Repository({"a": 150.0}), asking).step()) == 2
+            assert pods(api) == ["a-v100-0", "a-v100-1"]
+
+    play(main, 20.0)
+
+
+def test_instance_that_is_there_already_is_not_said_to_be_one_more(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        async with started(client) as asking:
+            both = [controller(Repository({"a": 150.0}), asking) for _ in range(2)]
+            await asyncio.gather(*(each.step() for each in both))
+            assert caplog.text.count("one more on v100") == 2 == len(pods(api))
+
+    with caplog.at_level(logging.INFO):
+        play(main)
+
+
+def test_fault_of_an_instance_that_comes_again_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        api.put("podtemplates", template("a", "a"))
+        full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+        async with started(client) as asking:
+            scaling = controller(Repository({"a": 50.0}), asking)
+            for _ in range(2):
+                await scaling.step()
+                (pod,) = api.objects("pods")
+                api.put("pods", pod | {"status": {"phase": "Pending", "conditions": [full]}})
+                await scaling.step()
+                await asking.release("a-v100-0")
+            assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 2
+
+    with caplog.at_level(logging.WARNING):
+        play(main)
+
+
 def test_answer_that_is_lost_makes_no_second_instance() -> None:
     async def main(api: ApiDouble, client: ApiClient) -> None:
         api.put("podtemplates", template("a", "a"))
