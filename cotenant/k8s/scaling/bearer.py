@@ -8,11 +8,15 @@ from cotenant.errors import ConfigError
 
 
 def read_bearer(file: Path) -> str:
-    """Return the value of the header ``Authorization``. Raises ConfigError for a file that holds no token, or more."""
+    """Return the value of the header ``Authorization``, with the first token of a file, as a server reads it: one a
+    line; empty lines and those that begin with ``#`` are none. Raises ConfigError for a file without one."""
     try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot authenticate: {file}: {error}") from None
+        lines = map(str.strip, file.read_text().splitlines())
+    except OSError as error:
+        raise ConfigError(f"cannot authenticate: {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot authenticate: {file}: is no text") from None
+    token = next((line for line in lines if line and not line.startswith("#")), "")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(f"cannot authenticate: {file}: holds no token, or more than one")
+        raise ConfigError(f"cannot authenticate: {file}: holds no token, or one with other than ASCII or with a space")
     return f"Bearer {token}"
