@@ -141,7 +141,8 @@ def scaling_controller(
         if token_file is not None and authority is None:
             _check_local("--instances", instances, "name who signed its certificate with --ca-file")
         if prometheus_token_file is not None and not metrics.lower().startswith("https://"):
-            _check_local("--prometheus", metrics.partition("://")[2].partition("/")[0], "write https://")
+            address = metrics.partition("://")[2].rpartition("@")[2].partition("/")[0]
+            _check_local("--prometheus", address, "write https://")
 
     async def run() -> None:
         client = InstanceClient(instances, authority, token_file)
@@ -163,10 +164,9 @@ def scaling_controller(
 def _check_local(option: str, address: str, way_out: str) -> None:
     """Raise ConfigError for an address that a token would reach over a network in the clear."""
     if not is_local(address):
-        where = address.rpartition("@")[2]  # without a password
         raise ConfigError(
-            f"{option}: {where!r}: a token is not sent over a network in the clear; {way_out}, or set --insecure-token"
-            " where the network is yours"
+            f"{option}: {address!r}: a token is not sent over a network in the clear; {way_out}, or set"
+            " --insecure-token where the network is yours"
         )
 
 

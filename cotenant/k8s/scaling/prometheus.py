@@ -135,8 +135,9 @@ class PrometheusClient:
 async def prometheus(
     url: str, *, ca_file: Path | None = None, token_file: Path | None = None, timeout: float = TIMEOUT
 ) -> AsyncIterator[PrometheusClient]:
-    """Query, within the block, the Prometheus of a URL; it may have a path, and a user with a password. ca_file: the
-    certificate (PEM) that the server's is signed by. Raises ConfigError; the server is not asked yet."""
+    """Query, within the block, the Prometheus of a URL; it may have a path, and a user with a password, unless there
+    is a token. ca_file: the certificate (PEM) that the server's is signed by. Raises ConfigError; the server is not
+    asked yet."""
     try:
         import httpx2
     except ModuleNotFoundError as error:
@@ -144,6 +145,8 @@ async def prometheus(
             f"Prometheus needs the package {error.name}, which is not installed; run `pip install 'cotenant[k8s]'`"
         ) from None
     place = _checked(url)
+    if token_file is not None and httpx2.URL(url).userinfo:  # which would be sent in the token's place
+        raise ConfigError(f"{place}: authenticates by a user in its URL or by a token; leave out one of the two")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of every call
     trust = _trust(ca_file)
     async with httpx2.AsyncClient(base_url=url, verify=trust, timeout=None, follow_redirects=False) as client:

@@ -230,6 +230,17 @@ def test_url_that_is_refused_does_not_show_its_password(password: str) -> None:
     assert "cret" not in str(failed.value)
 
 
+def test_user_and_token_are_refused_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with prometheus("http://me:secret@127.0.0.1:9090", token_file=tmp_path / "token"):
+            raise AssertionError
+
+    with pytest.raises(
+        ConfigError, match=r"^http://127\.0\.0\.1:9090: authenticates by a user in its URL or by a token"
+    ):
+        asyncio.run(main())
+
+
 def test_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     async def main(file: Path) -> None:
         async with prometheus("https://p:9090", ca_file=file):
