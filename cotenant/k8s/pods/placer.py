@@ -247,8 +247,11 @@ class Placer:
         asked = f"{pod.model} at {show_rate(pod.rate)} requests/s within {show_seconds(pod.slo)}"
         if not devices:
             return f"{asked}: no node reports a device of a known kind"
+        kinds = list(dict.fromkeys(device.slots.draft.kind.name for device in devices))
+        if pod.kind and pod.kind not in kinds:
+            return f"{asked}: no node reports a device of the kind {pod.kind!r}; there are {', '.join(sorted(kinds))}"
         needs = []
-        for name in dict.fromkeys(device.slots.draft.kind.name for device in devices):
+        for name in [pod.kind] if pod.kind else kinds:
             of_kind = [device for device in devices if device.slots.draft.kind.name == name]
             kind = of_kind[0].slots.draft.kind
             share = next(

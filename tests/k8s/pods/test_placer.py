@@ -155,7 +155,10 @@ def test_decide_gives_a_pod_the_kind_that_it_wants(rule: str) -> None:
         found = placed(decide(placer(rule), [pod("p", "mid", "100ms", "20", **wanted)])["p"])
         assert {each.uuid: each.kind for node in CLUSTER for each in node.devices}[found.device] == kind
     odd = decide(placer(rule), [pod("p", "mid", "100ms", "20", annotations={KIND: "h200"})])["p"]
-    assert isinstance(odd, NoRoom) and "no node takes it" in odd.reason
+    assert isinstance(odd, NoRoom)
+    assert odd.reason.endswith(": no node reports a device of the kind 'h200'; there are a100, t4")
+    fast = decide(placer(rule), [pod("p", "mid", "1ms", "20", annotations={KIND: "t4"})])["p"]
+    assert isinstance(fast, NoRoom) and fast.reason.endswith("within 1 ms: no share of one t4 sustains that")
 
 
 def test_decide_by_hetsev_keeps_instances_of_a_model_apart() -> None:
