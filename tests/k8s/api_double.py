@@ -89,7 +89,8 @@ class Collection:
 
 
 class ApiDouble:
-    """Hold objects and answer requests. requests: what was asked so far, as ``METHOD /path``."""
+    """Hold objects and answer requests. requests: what was asked so far, as ``METHOD /path``, with
+    ``?watch=true`` for a watch."""
 
     def __init__(self) -> None:
         self.requests: list[str] = []
@@ -193,7 +194,8 @@ class ApiDouble:
     # Requests
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append(f"{request.method} {request.path}")
+        watch = "?watch=true" if request.query.get("watch") in ("true", "1") else ""
+        self.requests.append(f"{request.method} {request.path}{watch}")
         if self._away and request.transport is not None:
             request.transport.abort()
             return web.Response()
