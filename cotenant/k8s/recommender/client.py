@@ -12,6 +12,7 @@ import msgspec
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError
+from cotenant.k8s.grpc_channel import open_channel, unary_call
 from cotenant.k8s.recommender.matrices import read_fitted
 from cotenant.predictors import Interference
 from cotenant.protocol.recommender import SERVICE, recommender
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 INTERVAL = 10.0  # seconds between two looks
 TIMEOUT = 10.0  # seconds for an answer
-MAX_MESSAGE = 1 << 26  # bytes
 
 
 class Recommendation(msgspec.Struct, frozen=True):
@@ -37,12 +37,7 @@ class RecommenderClient:
 
     def __init__(self, address: str, authority: bytes | None = None, token: str = "") -> None:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else None
-        options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
-        if authority is None:
-            self._channel = grpc.aio.insecure_channel(address, options)
-        else:
-            credentials = grpc.ssl_channel_credentials(authority)
-            self._channel = grpc.aio.secure_channel(address, credentials, options)
+        self._channel = open_channel(address, authority)
         self._address = address
 
     async def fetch(self, revision: str = "") -> Recommendation | None:
@@ -80,9 +75,5 @@ class RecommenderClient:
         await self._channel.close()
 
     async def _call(self, name: str, request: Any, answer: Any) -> Any:
-        call = self._channel.unary_unary(
-            f"/{SERVICE}/{name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )
+        call = unary_call(self._channel, f"{SERVICE}/{name}", request, answer)
         return await call(request, timeout=TIMEOUT, metadata=self._metadata)

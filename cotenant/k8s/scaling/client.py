@@ -10,11 +10,11 @@ import msgspec
 
 from cotenant.control.scaling.provisioning import Instance, Provision
 from cotenant.errors import ConfigError, InstanceError
+from cotenant.k8s.grpc_channel import open_channel, unary_call
 from cotenant.k8s.scaling.bearer import read_bearer
 from cotenant.protocol.instances import SERVICE, instances
 
 TIMEOUT = 30.0  # seconds for an answer, which waits for the API server's
-MAX_MESSAGE = 1 << 26  # bytes
 
 
 class InstanceClient:
@@ -23,12 +23,7 @@ class InstanceClient:
     InstanceError; what was asked for may have been done, and asking again for it does no harm."""
 
     def __init__(self, address: str, authority: bytes | None = None, token_file: Path | None = None) -> None:
-        options = [("grpc.max_receive_message_length", MAX_MESSAGE)]
-        if authority is None:
-            self._channel = grpc.aio.insecure_channel(address, options)
-        else:
-            credentials = grpc.ssl_channel_credentials(authority)
-            self._channel = grpc.aio.secure_channel(address, credentials, options)
+        self._channel = open_channel(address, authority)
         self._address = address
         self._token_file = token_file
 
@@ -58,11 +53,7 @@ class InstanceClient:
         await self._channel.close()
 
     async def _call(self, name: str, request: Any, answer: Any) -> Any:
-        call = self._channel.unary_unary(
-            f"/{SERVICE}/{name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )
+        call = unary_call(self._channel, f"{SERVICE}/{name}", request, answer)
         try:
             return await call(request, timeout=TIMEOUT, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
