@@ -58,6 +58,19 @@ def max_throughput_batch(curve: tuple[float, ...], slo: float) -> tuple[int, flo
     return batch, rate
 
 
+def largest_slowdown(curve: Sequence[float], rate: float, slo: float) -> float:
+    """Return the slowdown up to which a model alone on a partition keeps up within its target; 0 where it never does.
+
+    It is the largest f for which some batch b has b ≥ rate · f · L(b) and 2 · f · L(b) ≤ slo, as `smallest_batches`
+    asks of one model.
+    """
+    limits = (
+        min(rows / (rate * latency * (1 - ROUNDING_TOLERANCE)) if rate else math.inf, slo / (2 * latency))
+        for rows, latency in enumerate(curve, 1)
+    )
+    return max(limits, default=0.0)
+
+
 def knee_share(most: Mapping[int, float]) -> int:
     """Return the share (‰) with the best return for a model: gpulet's p_eff (section 4.3, Figures 4 and 9).
 

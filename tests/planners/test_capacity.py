@@ -20,6 +20,7 @@ from cotenant.planners.capacity import (
     batched_partitions,
     headroom_batches,
     knee_share,
+    largest_slowdown,
     latency_curve,
     max_scale_batches,
     max_throughput_batch,
@@ -87,6 +88,21 @@ def test_headroom_batches_of_a_fast_model_beside_a_slow_one_are_larger() -> None
     quick = RoundShare(tuple(0.001 + 0.0001 * n for n in range(32)), rate=100.0, slo=0.1)
     assert max_scale_batches([slow, quick]) == (1, 10)  # the slow one limits the multiple, at 2.4
     assert headroom_batches([slow, quick]) == (1, 13)  # three times what comes in a round of 42 ms
+
+
+@given(works)
+def test_largest_slowdown_of_any_model_is_where_smallest_batches_end(work: RoundShare) -> None:
+    most = largest_slowdown(work.curve, work.rate, work.slo)
+
+    def keeps_up(factor: float) -> bool:
+        slowed = [factor * latency for latency in work.curve]
+        return smallest_batches([RoundShare(slowed, work.rate, work.slo)]) is not None
+
+    assert keeps_up(most * (1 - 1e-6)) and not keeps_up(most * (1 + 1e-6))
+
+
+def test_largest_slowdown_of_a_model_without_a_profile_is_none() -> None:
+    assert largest_slowdown((), 1.0, 1.0) == 0
 
 
 def test_max_throughput_batch_in_isolation_takes_half_the_target() -> None:

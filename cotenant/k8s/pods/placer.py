@@ -68,13 +68,13 @@ class Placer:
         self._catalogue = catalogue
         self._rule = rule
         self._memo = Memo()
-        self._devices: dict[tuple[str, str], tuple[NodeDevices, list[SharePlacement], ClusterDevice]] = {}
+        self._nodes: dict[str, tuple[NodeDevices, list[SharePlacement], list[ClusterDevice]]] = {}
 
     def learn(self, catalogue: Catalogue) -> None:
         """Decide by other profiles and another predictor from now on."""
         self._catalogue = catalogue
         self._memo.clear()
-        self._devices.clear()
+        self._nodes.clear()
 
     def decide(
         self, nodes: Sequence[NodeDevices], pods: Sequence[SharePod], reserved: Mapping[str, SharePlacement]
@@ -85,18 +85,16 @@ class Placer:
         self._memo.limit(MAX_MEMO)
         if self._catalogue.forget():
             self._memo.clear()
-            self._devices.clear()
-        waiting = sorted(
-            (pod for pod in pods if pod.gated and pod.placement is None and not pod.leaving),
-            key=lambda pod: (pod.created, pod.key),
-        )
+            self._nodes.clear()
+        gated = [pod for pod in pods if pod.gated and pod.placement is None]
+        waiting = sorted((pod for pod in gated if not pod.leaving), key=lambda pod: (pod.created, pod.key))
         if not waiting:
             return []
         kept = {pod.uid: reserved[pod.uid] for pod in waiting if pod.uid in reserved}
         if kept:
             there = {(node.name, device.uuid) for node in nodes for device in node.devices}
             kept = {uid: placement for uid, placement in kept.items() if (placement.node, placement.device) in there}
-        undecided = {pod.uid for pod in pods if pod.gated and pod.placement is None} - kept.keys()
+        undecided = {pod.uid for pod in gated} - kept.keys()
         holding = {uid: placement for uid, placement in reserved.items() if uid not in undecided}
         holding |= {pod.uid: pod.placement for pod in pods if pod.placement is not None}
         devices = self.devices(nodes, holding.values())
@@ -118,22 +116,26 @@ class Placer:
 
     def devices(self, nodes: Sequence[NodeDevices], holding: Iterable[SharePlacement]) -> list[ClusterDevice]:
         """Return all devices of known kinds with what is placed on each."""
-        placed: dict[tuple[str, str], list[SharePlacement]] = {}
+        placed: dict[str, list[SharePlacement]] = {}
         for each in holding:
-            placed.setdefault((each.node, each.device), []).append(each)
-        before, self._devices = self._devices, {}
+            placed.setdefault(each.node, []).append(each)
+        before, self._nodes = self._nodes, {}
         for node in sorted(nodes, key=lambda node: node.name):
-            for report in node.devices:
-                kind = self._kind(report)
-                if kind is None:
-                    continue
-                key = (node.name, report.uuid)
-                here = placed.get(key, [])
-                known = before.get(key)
-                if known is None or known[0] is not node or known[1] != here:
-                    known = node, here, self._device(node, report, kind, here)
-                self._devices[key] = known
-        return [device for _, _, device in self._devices.values()]
+            here = placed.get(node.name, [])
+            known = before.get(node.name)
+            if known is None or known[0] is not node or known[1] != here:
+                known = node, here, self._devices_of(node, here)
+            self._nodes[node.name] = known
+        return [device for _, _, devices in self._nodes.values() for device in devices]
+
+    def _devices_of(self, node: NodeDevices, placed: Sequence[SharePlacement]) -> list[ClusterDevice]:
+        devices = []
+        for report in node.devices:
+            kind = self._kind(report)
+            if kind is not None:
+                here = [each for each in placed if each.device == report.uuid]
+                devices.append(self._device(node, report, kind, here))
+        return devices
 
     def _kind(self, report: DeviceReport) -> Kind | None:
         kind = self._catalogue.kinds.get(report.kind)

@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
-from cotenant.k8s.pods.slots import Choice, DeviceSlots
+from cotenant.k8s.pods.slots import Choice, DeviceSlots, DeviceState
 from cotenant.planners import Problem, load_planner
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft, batched_partitions, footprint
 from cotenant.planners.cluster import fits
@@ -75,7 +75,7 @@ def by_planner(
 def remains_of(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance) -> dict[str, Remains]:
     """Return what devices have left for an instance, by name; of those that are alike, of the first."""
     rests: dict[str, Remains] = {}
-    seen: set[tuple[object, ...]] = set()
+    seen: set[DeviceState] = set()
     for index, device in enumerate(devices):
         if not device.open or device.state in seen:
             continue

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -19,9 +20,18 @@ from cotenant.core.model import Kind
 from cotenant.core.units import WHOLE
 from cotenant.errors import PlanError
 from cotenant.k8s.pods.residual import by_planner
-from cotenant.k8s.pods.slots import Choice, DeviceSlots
+from cotenant.k8s.pods.slots import Choice, DeviceSlots, DeviceState
 from cotenant.planners import PLANNERS, Problem
-from cotenant.planners.capacity import DeviceDraft, PartitionDraft, latency_curve, max_throughput_batch
+from cotenant.planners.capacity import (
+    ROUNDING_TOLERANCE,
+    DeviceDraft,
+    PartitionDraft,
+    RoundShare,
+    largest_slowdown,
+    latency_curve,
+    max_throughput_batch,
+    smallest_batches,
+)
 from cotenant.planners.cluster import fits, smallest_chunk
 from cotenant.planners.colocate import rank_by_prediction
 from cotenant.planners.hetsev import InstanceType, instance_type
@@ -31,29 +41,39 @@ from cotenant.predictors import Load
 
 MAX_COMPARED = 8  # devices, unlike each other, that can take a pod
 
-_State = tuple[object, ...]
+
+class Resident(msgspec.Struct, frozen=True):
+    """A pod that has a partition for itself. load: with the batch that it needs alone on the device. tolerates: the
+    slowdown up to which it meets its target."""
+
+    load: Load
+    tolerates: float
 
 
 class Memo(msgspec.Struct):
     """Remember what was found of devices that are alike, from one decision to the next. bindings, colocated: of an
-    instance; idle: the part of a device's partitions that is, at most, times 100; chunks: see `_chunked`."""
+    instance; idle: the part of a device's partitions that is, at most, times 100; throughput, residents, chunks: see
+    `_throughput`, `_residents` and `_chunked`."""
 
-    bindings: dict[tuple[Instance, _State], Binding | None] = {}
-    idle: dict[_State, float] = {}
-    colocated: dict[tuple[Instance, _State], Choice | None] = {}
-    chunks: dict[_State, list[PartitionDraft]] = {}
+    bindings: dict[tuple[Instance, DeviceState], Binding | None] = {}
+    idle: dict[DeviceState, float] = {}
+    colocated: dict[tuple[Instance, DeviceState], Choice | None] = {}
+    throughput: dict[DeviceState, float] = {}
+    residents: dict[DeviceState, tuple[Resident, ...]] = {}
+    chunks: dict[DeviceState, list[PartitionDraft]] = {}
 
     def limit(self, entries: int) -> None:
         """Forget all where there are more entries."""
-        if max(len(self.bindings), len(self.idle), len(self.colocated), len(self.chunks)) > entries:
+        if max(map(len, self._tables())) > entries:
             self.clear()
 
     def clear(self) -> None:
         """Forget all."""
-        self.bindings.clear()
-        self.idle.clear()
-        self.colocated.clear()
-        self.chunks.clear()
+        for table in self._tables():
+            table.clear()
+
+    def _tables(self) -> tuple[dict[Any, Any], ...]:
+        return self.bindings, self.idle, self.colocated, self.throughput, self.residents, self.chunks
 
 
 Rule = Callable[[Problem, Sequence[DeviceSlots], Instance, Memo], Choice | None]
@@ -83,7 +103,7 @@ def by_score(problem: Problem, devices: Sequence[DeviceSlots], instance: Instanc
         if device.open and device.free >= room[device.draft.kind.name]
     )
     best: Choice | None = None
-    able: set[_State] = set()
+    able: set[DeviceState] = set()
     for bound, index in bounds:
         if best is not None and (-bound < best.score or len(able) >= MAX_COMPARED):
             break
@@ -198,38 +218,119 @@ def _chunked(problem: Problem, device: DeviceSlots) -> list[PartitionDraft]:
 
 def by_colocation(problem: Problem, devices: Sequence[DeviceSlots], instance: Instance, memo: Memo) -> Choice | None:
     """Choose as KACE: the device where all that then run together are predicted to have the largest sum of throughputs,
-    relative to each one's alone (`planners.colocate`). The pod gets the smallest share that meets its objective."""
+    relative to each one's alone (`planners.colocate`). The pod gets the smallest share that meets its objective.
+
+    One more adds at most 1 to the sum, so devices come in the order of what theirs is now, and `MAX_COMPARED` that are
+    unlike each other and can take the pod are compared.
+    """
+    wanted = {kind.name: _able_loads(problem, kind, instance) for kind in problem.fleet}
+    order = sorted(
+        (-_throughput(problem, device, memo), index)
+        for index, device in enumerate(devices)
+        if device.open and (loads := wanted[device.draft.kind.name]) and _may_have(device, loads[0].share)
+    )
     best: Choice | None = None
-    for index, device in enumerate(devices):
-        if not device.open:
+    compared: set[DeviceState] = set()
+    for _, index in order:
+        device = devices[index]
+        if device.state in compared:
             continue
         key = (instance, device.state)
         if key not in memo.colocated:
-            memo.colocated[key] = _colocated(problem, device, instance)
+            memo.colocated[key] = _colocated(problem, device, instance, wanted[device.draft.kind.name], memo)
         found = memo.colocated[key]
-        if found is not None and (best is None or found.score > best.score):
+        if found is None:
+            continue
+        compared.add(device.state)
+        if best is None or found.score > best.score or (found.score == best.score and index < best.device):
             best = msgspec.structs.replace(found, device=index)
+        if len(compared) >= MAX_COMPARED:
+            break
     return best
 
 
-def _colocated(problem: Problem, device: DeviceSlots, instance: Instance) -> Choice | None:
+def _may_have(device: DeviceSlots, share: int) -> bool:
+    """Return whether a device may have a share (‰) left; what of MIG is free is not known by that."""
+    return device.draft.kind.geometry is not None or share <= device.free
+
+
+def _throughput(problem: Problem, device: DeviceSlots, memo: Memo) -> float:
+    """Return the predicted sum of throughputs of those on a device, relative to each one's alone."""
+    known = memo.throughput.get(device.state)
+    if known is None:
+        loads = _loads(problem, device.draft.kind, device.draft.cuts)
+        known = memo.throughput[device.state] = _relative_throughput(problem, loads[0], loads[1:]) if loads else 0.0
+    return known
+
+
+def _relative_throughput(problem: Problem, target: Load, colocated: Sequence[Load]) -> float:
+    score = rank_by_prediction(target, problem.interference, problem.profiles, "relative")
+    return score(tuple(colocated)) or 0.0
+
+
+def _residents(problem: Problem, device: DeviceSlots, memo: Memo) -> tuple[Resident, ...]:
+    """Return the pods on a device that have a partition for themselves."""
+    known = memo.residents.get(device.state)
+    if known is None:
+        alone = [(cut.share, *pod) for cut in device.draft.cuts if len(cut.rates) == 1 for pod in cut.rates.items()]
+        known = tuple([_resident(problem, device.draft.kind, share, model, rate) for share, model, rate in alone])
+        memo.residents[device.state] = known
+    return known
+
+
+def _resident(problem: Problem, kind: Kind, share: int, model: str, rate: float) -> Resident:
+    curve, slo = latency_curve(problem, model, kind.name, share), problem.model(model).slo
+    tolerates = largest_slowdown(curve, rate, slo) * (1 + ROUNDING_TOLERANCE)
+    return Resident(_smallest_load(problem, kind, share, model, rate), tolerates)
+
+
+def _smallest_load(problem: Problem, kind: Kind, share: int, model: str, rate: float) -> Load:
+    """Return a model with the batch that it needs alone on a device."""
+    curve = latency_curve(problem, model, kind.name, share)
+    batches = smallest_batches([RoundShare(curve, rate, problem.model(model).slo)])
+    return Load(model, kind.name, 1 if batches is None else batches[0], share)
+
+
+def _able_loads(problem: Problem, kind: Kind, instance: Instance) -> list[Load]:
+    """Return an instance on each share of a kind that sustains its rate alone, ascending."""
+    model, rate = instance.model, instance.rate
+    shares = [share for share in kind.cuts if sustained_rate(problem, model, kind, share) >= rate]
+    return [_smallest_load(problem, kind, share, model, rate) for share in shares]
+
+
+def _missed_beside(problem: Problem, residents: Sequence[Resident], new: Load) -> bool:
+    """Return whether a resident would miss its target beside a new load. `fits` would say no, after much more work:
+    what it assumes of slowdowns only rises from what it is for these batches."""
+    loads = [each.load for each in residents]
+    return any(
+        problem.interference.slowdown(each.load, (*loads[:i], *loads[i + 1 :], new)) > each.tolerates
+        for i, each in enumerate(residents)
+    )
+
+
+def _colocated(
+    problem: Problem, device: DeviceSlots, instance: Instance, wanted: Sequence[Load], memo: Memo
+) -> Choice | None:
+    """Return the choice of the smallest share with which all on a device meet their targets. wanted: the instance on
+    shares that sustain its rate alone, ascending."""
     kind = device.draft.kind
-    for share in kind.cuts:
-        if sustained_rate(problem, instance.model, kind, share) < instance.rate:
+    residents = _residents(problem, device, memo)
+    for load in wanted:
+        if not _may_have(device, load.share):
+            break
+        if _missed_beside(problem, residents, load):
             continue
-        choice = _on(problem, device, 0, instance, share)
-        if choice is None:
-            continue
-        target = _load(problem, kind.name, instance.model, share)
-        beside = [
-            _load(problem, kind.name, model, cut.share)
-            for slot, cut in enumerate(choice.cuts)
-            for model in cut.rates
-            if slot != choice.slot
-        ]
-        merit = rank_by_prediction(target, problem.interference, problem.profiles, "relative")(tuple(beside))
-        return msgspec.structs.replace(choice, score=merit or 0.0)
+        choice = _on(problem, device, 0, instance, load.share)
+        if choice is not None:
+            target = _load(problem, kind.name, instance.model, load.share)
+            others = [cut for slot, cut in enumerate(choice.cuts) if slot != choice.slot]
+            score = _relative_throughput(problem, target, _loads(problem, kind, others))
+            return msgspec.structs.replace(choice, score=score)
     return None
+
+
+def _loads(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft]) -> list[Load]:
+    return [_load(problem, kind.name, model, cut.share) for cut in cuts for model in cut.rates]
 
 
 def _load(problem: Problem, kind: str, model: str, share: int) -> Load:

@@ -9,6 +9,15 @@ import msgspec
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft
 
 
+class DeviceState(msgspec.Struct, frozen=True, cache_hash=True):
+    """What a decision depends on, equal for devices that are alike. cuts: share and rates of each partition."""
+
+    kind: str
+    memory: int
+    fixed: bool
+    cuts: tuple[tuple[int, tuple[tuple[str, float], ...]], ...]
+
+
 class DeviceSlots(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A device with what runs there. draft: its partitions, empty MIG instances among them. open: new pods may come.
     fixed: its partitions are what they are: no more are cut. pods: how many it has."""
@@ -19,11 +28,11 @@ class DeviceSlots(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pods: int = 0
 
     @cached_property
-    def state(self) -> tuple[object, ...]:
-        """Return what a decision depends on, equal for devices that are alike."""
-        cuts = self.draft.cuts
+    def state(self) -> DeviceState:
+        """Return what a decision depends on."""
         kind = self.draft.kind
-        return (kind.name, kind.memory, self.fixed, *((cut.share, *cut.rates.items()) for cut in cuts))
+        cuts = tuple([(cut.share, tuple(cut.rates.items())) for cut in self.draft.cuts])
+        return DeviceState(kind.name, kind.memory, self.fixed, cuts)
 
     @cached_property
     def free(self) -> int:

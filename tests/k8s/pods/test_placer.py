@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -14,7 +15,8 @@ from cotenant.errors import PlanError
 from cotenant.k8s.pods.inventory import NodeDevices
 from cotenant.k8s.pods.placer import Decision, NoRoom, Placed, Placer, Recut
 from cotenant.k8s.pods.request import KIND, SharePlacement, SharePod
-from cotenant.k8s.pods.rules import RULES, choose_rule
+from cotenant.k8s.pods.rules import RULES, Memo, choose_rule
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft
 from cotenant.planners.cluster import fits
 from cotenant.planners.score import node_binding
 from cotenant.predictors import Load
@@ -173,6 +175,48 @@ def test_decide_by_colocation_prefers_company() -> None:
     pods = [pod("a", "tiny", "300ms", "5"), pod("b", "mid", "300ms", "5")]
     decisions = decide(machine, pods)
     assert placed(decisions["a"]).device == placed(decisions["b"]).device
+
+
+class Rivals:
+    """A predictor of models that slow each other by more the larger they are."""
+
+    interferes = True
+    weights: ClassVar = {"tiny": 0.1, "mid": 0.6, "large": 1.5}
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        return 1 + sum(self.weights[other.model] * other.share / 1000 for other in colocated)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    asked=st.lists(
+        st.tuples(st.sampled_from(["tiny", "mid", "large"]), st.sampled_from(["100ms", "300ms"]), st.integers(1, 60)),
+        min_size=2,
+        max_size=9,
+    )
+)
+def test_decide_by_colocation_is_the_largest_throughput_on_the_smallest_share(
+    asked: list[tuple[str, str, int]],
+) -> None:
+    machine = Placer(catalogue(interference=Rivals()), choose_rule("colocate"))
+    *pods, new = [pod(f"p{n}", model, slo, str(qps)) for n, (model, slo, qps) in enumerate(asked)]
+    after = with_placements(pods, decide(machine, pods))
+    holding = [each.placement for each in after if each.placement is not None]
+    decision = decide(machine, [*after, new])[new.key.name]
+    instance, problem = machine._asked(new)
+    assert problem is not None
+    scores = {}
+    for each in machine.devices(CLUSTER, holding):
+        draft = each.slots.draft
+        choice = RULES["colocate"](problem, [each.slots], instance, Memo())
+        more = [[*draft.cuts, PartitionDraft(cut, {instance.model: instance.rate})] for cut in draft.kind.cuts]
+        smallest = next((cuts for cuts in more if fits(problem, DeviceDraft(draft.kind, cuts))), None)
+        assert smallest == (None if choice is None else choice.cuts)
+        if choice is not None:
+            scores[each.report.uuid] = choice.score
+    assert isinstance(decision, Placed) == bool(scores)
+    if isinstance(decision, Placed):
+        assert scores[decision.placement.device] == max(scores.values())
 
 
 def test_decide_older_pods_first_and_small_ones_where_large_ones_wait() -> None:
