@@ -17,18 +17,19 @@ def read_access(settings: AccessSettings) -> Access:
     return Access({Role(role): read_tokens(path) for role, path in settings.tokens.items()}, control=settings.control)
 
 
-def read_tokens(path: Path) -> list[str]:
-    """Read a file of tokens, one a line; empty lines and those that begin with ``#`` are none. Raises ConfigError."""
+def read_tokens(path: Path, *, shortest: int = MIN_TOKEN) -> list[str]:
+    """Read a file of tokens, one a line; empty lines and those that begin with ``#`` are none. shortest: characters of
+    one, 1 where others made it. Raises ConfigError, which names the file and the line but no token."""
     lines = _read(path).decode("utf-8", "replace").splitlines()
     tokens = []
     for number, line in enumerate(lines, 1):
         token = line.strip()
         if not token or token.startswith("#"):
             continue
-        if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        if len(token) < shortest or not token.isascii() or not token.isprintable() or " " in token:
+            characters = f"at least {shortest} ASCII characters" if shortest > 1 else "ASCII characters"
             raise ConfigError(
-                f"{path}: line {number} is no token: at least {MIN_TOKEN} ASCII characters without spaces, such as "
-                "`openssl rand -hex 32` prints"
+                f"{path}: line {number} is no token: {characters} without spaces, such as `openssl rand -hex 32` prints"
             )
         tokens.append(token)
     if not tokens:

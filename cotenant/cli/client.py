@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from cotenant.cli.loading import read_bytes
+from cotenant.app.access import read_tokens
 from cotenant.core.identity import decode_identity
 from cotenant.core.model import Model
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
@@ -86,9 +86,8 @@ def endpoint(address: str, token_file: Path | None = None, ca_file: Path | None 
     """Return the server that a command's options name. Raises ConfigError."""
     if token_file is None:
         return ServerEndpoint(address, "", ca_file)
-    lines = read_bytes(token_file).decode("utf-8", "replace").splitlines()
-    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if len(tokens) != 1 or not tokens[0].isascii() or not tokens[0].isprintable():
+    tokens = read_tokens(token_file, shortest=1)
+    if len(tokens) > 1:
         raise ConfigError(f"{token_file}: a token file of a command has one token, on a line of its own")
     return ServerEndpoint(address, tokens[0], ca_file)
 

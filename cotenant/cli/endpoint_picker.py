@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -15,7 +14,17 @@ from cotenant.app.access import grpc_tls
 from cotenant.cli.client import ServerEndpoint, endpoint
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.cli.options import CaFile, Json, LogFormatOption, LogLevelOption, TokenFile, duration_of_at_least
+from cotenant.cli.options import (
+    CaFile,
+    Certificate,
+    CertificateKey,
+    Json,
+    LogFormatOption,
+    LogLevelOption,
+    TokenFile,
+    duration_of_at_least,
+    tls_files,
+)
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -62,17 +71,14 @@ def endpoint_picker(
     interval: Interval = INTERVAL,
     token_file: TokenFile = None,
     ca_file: CaFile = None,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     json: Json = False,
 ) -> None:
     """Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C."""
-    if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key go together")
+    access = tls_files(certificate, key)
     if interval > MAX_AGE / 2:  # else a server would take no requests from one look to the next
         raise ConfigError(f"--interval {show_seconds(interval)}: must be at most {show_seconds(MAX_AGE / 2)}")
     set_up_log(log_level or "warning", log_format or "text", access=False)
@@ -81,7 +87,6 @@ def endpoint_picker(
         raise ConfigError("replicas are HOST:PORT, or all of them https://HOST:PORT")
     asked = endpoint(replicas[0], token_file, ca_file)
     names = [_host_port(replica) for replica in replicas]
-    access = AccessSettings(certificate=certificate, key=key)
     uvloop.run(_serve(asked, names, (host, port), metrics_port, destination_port, interval, access, json=json))
 
 

@@ -11,7 +11,7 @@ import typer
 import uvloop
 
 from cotenant.app.access import grpc_tls, read_tokens
-from cotenant.cli.options import Json, LogFormatOption, LogLevelOption
+from cotenant.cli.options import Certificate, CertificateKey, Json, LogFormatOption, LogLevelOption, tls_files
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -42,22 +42,18 @@ def instance_controller(
             help="File with the tokens that callers have to send. Without it only this machine's may call.",
         ),
     ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     json: Json = False,
 ) -> None:
     """Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C."""
-    if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key go together")
+    tls = tls_files(certificate, key)
     if token_file is None and not _is_loopback(host):
         raise ConfigError(f"--host {host}: whoever reaches it could make pods; set --token-file")
     set_up_log(log_level or "info", log_format or "text", access=False)
     access = Access() if token_file is None else Access({Role.CONTROL: read_tokens(token_file)})
-    tls = AccessSettings(certificate=certificate, key=key)
     uvloop.run(_serve(namespace, kubeconfig, (host, port), access, tls, json=json))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.config.settings import LogFormat, LogLevel
+from cotenant.config.settings import AccessSettings, LogFormat, LogLevel
 from cotenant.config.settings import ModelControlMode as ControlModes
 from cotenant.core import units
 from cotenant.errors import ConfigError
@@ -185,6 +185,20 @@ CaFile = Annotated[
         "--ca-file", envvar="COTENANT_CA_FILE", help="Certificate (PEM) that the server's is signed by, for https://."
     ),
 ]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
+]
+CertificateKey = Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")]
+
+
+def tls_files(certificate: Path | None, key: Path | None) -> AccessSettings:
+    """Return the settings of a server with this certificate; None: without TLS. Raises ConfigError for one without the
+    other."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    return AccessSettings(certificate=certificate, key=key)
+
+
 LOCAL = "127.0.0.1:8000"  # a server with default settings
 ArrivalsOption = Annotated[
     str | None,

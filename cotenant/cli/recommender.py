@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 import uvloop
 
 from cotenant.app.access import grpc_tls, read_access
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import Json, LogFormatOption, LogLevelOption
+from cotenant.cli.options import Certificate, CertificateKey, Json, LogFormatOption, LogLevelOption, tls_files
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -49,10 +50,8 @@ def recommender(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9003,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")] = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -64,16 +63,14 @@ def recommender(
     json: Json = False,
 ) -> None:
     """Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C."""
-    if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key go together")
+    access = tls_files(certificate, key)
     set_up_log(log_level or "info", log_format or "text", access=False)
     given: dict[str, str] = {}
     for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
         if path is not None:
             given[name] = read_bytes(path).decode("utf-8", "replace")
-    access = AccessSettings(
-        certificate=certificate, key=key, tokens={} if token_file is None else {"infer": token_file}
-    )
+    if token_file is not None:
+        access = msgspec.structs.replace(access, tokens={"infer": token_file})
     uvloop.run(_serve(given, predictor, state, kubeconfig, (host, port), access, json=json))
 
 

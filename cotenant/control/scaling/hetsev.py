@@ -115,13 +115,6 @@ class _InstanceScaling(msgspec.Struct, frozen=True, kw_only=True):
     unpredictability: float = 0.001
     share: int = WHOLE
 
-    def __call__(self, context: ScalingContext) -> dict[str, int]:
-        return self._devices(context, self._instances(context), self.wanted_instances(context))
-
-    def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
-        """Return how many instances of each model are wanted, by kind."""
-        raise NotImplementedError
-
     def _instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
         """Count the instances of each model in the plan in force, by kind."""
         counts: dict[str, Counter[str]] = {kind.name: Counter() for kind in context.problem.fleet}
@@ -153,11 +146,9 @@ class _InstanceScaling(msgspec.Struct, frozen=True, kw_only=True):
                 )
         return types
 
-    def _devices(
-        self, context: ScalingContext, before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
-    ) -> dict[str, int]:
+    def _devices(self, context: ScalingContext, after: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         """Return the devices that instances fill. What is on its way is not given back before it was there."""
-        wanted = {}
+        before, wanted = self._instances(context), {}
         for kind, counts in after.items():
             total = sum(counts.values())
             devices = math.ceil(total * self.share / WHOLE - 1e-9)
@@ -172,7 +163,11 @@ class LeastCostScaling(_InstanceScaling, frozen=True, kw_only=True):
 
     horizon: float = 0.0
 
+    def __call__(self, context: ScalingContext) -> dict[str, int]:
+        return self._devices(context, self.wanted_instances(context))
+
     def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
+        """Return how many instances of each model are wanted, by kind."""
         after = self._instances(context)
         for model in context.problem.models:
             types = self._types(context, model.name, after)
@@ -201,7 +196,11 @@ class GreedyScaling(_InstanceScaling, frozen=True, kw_only=True):
     def horizon(self) -> float:
         return max(self.sustained, self.cool_down)
 
+    def __call__(self, context: ScalingContext) -> dict[str, int]:
+        return self._devices(context, self.wanted_instances(context))
+
     def wanted_instances(self, context: ScalingContext) -> dict[str, Counter[str]]:
+        """Return how many instances of each model are wanted, by kind."""
         after = self._instances(context)
         for model in context.problem.models:
             types = self._types(context, model.name, after)

@@ -196,14 +196,11 @@ def test_token_is_read_for_each_request(tmp_path: Path) -> None:
     file.write_text("second\n")
     ask(handle, token_file=file)
     assert seen == ["Bearer first", "Bearer second"]
-    for wrong in (b"", b"two words", "schlüssel".encode()):
+    for wrong in (b"two words", "schlüssel".encode(), b"\xff"):
         file.write_bytes(wrong)
-        with pytest.raises(PrometheusError, match="token: holds no token"):
+        with pytest.raises(PrometheusError, match="token: line 1 is no token"):
             ask(handle, token_file=file)
-    file.write_bytes(b"\xff")
-    with pytest.raises(PrometheusError, match="token: is no text"):
-        ask(handle, token_file=file)
-    with pytest.raises(PrometheusError, match=r"^cannot authenticate: [^ ]*none: No such file or directory$"):
+    with pytest.raises(PrometheusError, match=r"^cannot authenticate: [^ ]*none: No such file or directory;"):
         ask(handle, token_file=tmp_path / "none")
 
 
