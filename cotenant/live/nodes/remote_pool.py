@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 
@@ -27,7 +26,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_ERROR
 from cotenant.live.nodes import messages
-from cotenant.live.nodes.batches import Body, check_outputs, put_tensors, take_answers
+from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors
 from cotenant.live.nodes.link import Link
 from cotenant.live.nodes.node import Node
 from cotenant.live.pool import BatchListener, Payload
@@ -54,7 +53,7 @@ class _Flight(msgspec.Struct):
     """A batch in flight. payloads: stay in memory until they are sent, and as long as they are answered."""
 
     batch: int
-    model: str
+    tensors: ModelTensors
     rows: int
     requests: int
     since: float
@@ -77,6 +76,7 @@ class RemotePool:
         self._tell = tell
         self._batches = batches
         self._setups: dict[LaneId, LaneSetup] = {}
+        self._tensors: dict[LaneId, dict[str, ModelTensors]] = {}  # of each setup's models, by name
         self._workers: dict[tuple[LaneId, int], _Worker] = {}
         self._serving: dict[LaneId, _Worker] = {}  # each lane's worker that is no standby
         self._flights: dict[LaneId, _Flight] = {}
@@ -111,13 +111,17 @@ class RemotePool:
         standby: bool = False,
     ) -> None:
         worker = _Worker(lane, incarnation, standby)
-        self._setups.setdefault(lane, setup)
+        if not standby or lane not in self._setups:
+            self._set_up(lane, setup)
         self._workers[lane, incarnation] = worker
         if not standby:
-            self._setups[lane] = setup
             self._serving[lane] = worker
             self.unfinished.discard(lane)
         self._spawn_task(self._spawn(worker, fresh=fresh, leaving=leaving))
+
+    def _set_up(self, lane: LaneId, setup: LaneSetup) -> None:
+        self._setups[lane] = setup
+        self._tensors[lane] = {model.name: ModelTensors(model) for model in setup.models}
 
     async def _spawn(self, worker: _Worker, *, fresh: bool, leaving: Collection[LaneId]) -> None:
         """Send the models that the node lacks, then start the worker."""
@@ -186,7 +190,7 @@ class RemotePool:
         for lane, setup in setups.items():
             if lane not in self._setups:
                 continue
-            self._setups[lane] = setup
+            self._set_up(lane, setup)
             if lane in self._open:
                 lanes.append(messages.ResizedLane(lane.local, setup.share, self._models(lane)))
         if lanes:
@@ -204,6 +208,7 @@ class RemotePool:
 
     def close_partition(self, lane: LaneId, incarnation: int) -> None:
         self._setups.pop(lane, None)
+        self._tensors.pop(lane, None)
         self._serving.pop(lane, None)
         self._readings.pop(lane, None)
         self._sent.pop(lane, None)
@@ -237,17 +242,16 @@ class RemotePool:
     # Batches
 
     def run(self, lane: LaneId, batch: int, model: str, payloads: Sequence[Payload]) -> None:
-        worker, setup = self._serving.get(lane), self._setups.get(lane)
-        of = None if setup is None else next((each for each in setup.models if each.name == model), None)
-        if worker is None or not worker.ready or lane in self._flights or of is None:
+        worker, tensors = self._serving.get(lane), self._tensors.get(lane, {}).get(model)
+        if worker is None or not worker.ready or lane in self._flights or tensors is None:
             raise WorkerError(f"lane '{lane}' cannot take batch {batch}: its worker is not ready for it")
         if not self._node.is_up:
             self.unfinished.add(lane)
             return
-        rows = sum([payload[0].shape[0] for payload in payloads]) if of.batched else len(payloads)
+        rows = sum([payload[0].shape[0] for payload in payloads]) if tensors.model.batched else len(payloads)
         body: Body = []
         requests, _ = put_tensors(payloads, body)
-        self._flights[lane] = _Flight(batch, model, rows, len(payloads), time.monotonic(), payloads)
+        self._flights[lane] = _Flight(batch, tensors, rows, len(payloads), time.monotonic(), payloads)
         self._node.link.send(messages.Batch(self._number, self._there(lane), batch, model, requests), body)
 
     def poll(self) -> None:
@@ -255,7 +259,7 @@ class RemotePool:
 
     def busy(self) -> Iterator[WorkerBusy]:
         for lane, flight in list(self._flights.items()):
-            batch = f"a batch of {flight.rows} of {flight.model!r}"
+            batch = f"a batch of {flight.rows} of {flight.tensors.model.name!r}"
             yield WorkerBusy(lane, self._serving[lane].incarnation, flight.since, batch)
 
     # What the node says
@@ -340,9 +344,7 @@ class RemotePool:
             return
         if len(message.requests) != flight.requests:
             raise NodeError(f"it answered {len(message.requests)} of {flight.requests} requests")
-        answers = take_answers(message.requests, body, block)
-        model = next(model for model in self._setups[lane].models if model.name == flight.model)
-        check_outputs(model, answers)
+        answers = flight.tensors.outputs(message.requests, body, block)
         timing = _checked_timing(message.timing, message.lasted, self._node.round_trip)
         failed = [answer for answer in answers if isinstance(answer, RequestError)]
         if failed and len(failed) == len(answers):
@@ -403,7 +405,7 @@ def _checked_timing(timing: Timing, lasted: float, round_trip: float) -> Timing:
         timing.lent,
         lasted,
     )
-    if not all(math.isfinite(each) and 0 <= each < LONGEST for each in seconds) or timing.memory < 0:
+    if not (min(seconds) >= 0 and sum(seconds) < LONGEST) or timing.memory < 0:  # NaN is in no order: its sum is not
         raise NodeError(f"it says that a batch took {max(seconds, key=abs)} s")
     started = time.monotonic() - round_trip / 2 - max(lasted, timing.latency)
     return msgspec.structs.replace(timing, started=started)

@@ -20,6 +20,7 @@ from cotenant.live.nodes.credentials import NONCE, known_token, new_nonce, prove
 from cotenant.live.nodes.link import Body, Link, Receiver
 from cotenant.live.nodes.messages import (
     PROTOCOL,
+    Batch,
     Challenge,
     ClosePool,
     Goodbye,
@@ -163,6 +164,8 @@ class Session(Receiver):
 
     def _command(self, message: Message, body: Body, block: Block | None) -> None:
         match message:
+            case Batch():  # first, as most are
+                self._pool_of(message).run(message, body, block)
             case OpenPool(number, ceilings):
                 self._open(number, ceilings=ceilings)
             case ClosePool(number):
@@ -179,12 +182,16 @@ class Session(Receiver):
             case Goodbye():
                 self._dismissed = True
             case _:
-                pool = self._pools.get(getattr(message, "pool", -1))
-                if pool is None:
-                    raise NodeError(f"{type(message).__name__} is for a pool that is not open")
-                pool.carry_out(message, body, block)
+                pool = self._pool_of(message)
+                pool.carry_out(message)
                 if isinstance(message, Spawn | ResizeLanes):  # a batch uses no other folders than its lane
                     self._offered -= pool.folders
+
+    def _pool_of(self, message: Message) -> SessionPool:
+        pool = self._pools.get(getattr(message, "pool", -1))
+        if pool is None:
+            raise NodeError(f"{type(message).__name__} is for a pool that is not open")
+        return pool
 
     def _open(self, number: int, *, ceilings: bool) -> None:
         if number in self._pools or len(self._pools) >= MAX_POOLS:

@@ -18,7 +18,7 @@ from cotenant.errors import CotenantError, NodeError, RequestError, WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_RANK
-from cotenant.live.nodes.batches import Body, check_inputs, put_tensors, take_tensors
+from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors
 from cotenant.live.nodes.link import Link
 from cotenant.live.nodes.messages import (
     Answers,
@@ -76,7 +76,7 @@ class SessionPool:
         self._models = models
         self._pool = Pool(backend, arena, self._tell, self, warm_workers=warm_workers)
         self._pool.confine(confinement)
-        self._lanes: dict[LaneId, dict[str, WorkerModel]] = {}  # models by name, until the partition is closed
+        self._lanes: dict[LaneId, dict[str, ModelTensors]] = {}  # models by name, until the partition is closed
         self._last: dict[LaneId, int] = {}  # the incarnation that was spawned last
         self._folders: dict[LaneId, set[Path]] = {}
         self._starting: set[tuple[LaneId, int]] = set()
@@ -92,11 +92,9 @@ class SessionPool:
 
     # Commands
 
-    def carry_out(self, message: Message, body: memoryview | None, block: Block | None) -> None:
-        """Carry out one command. Raises NodeError for one that is no valid one."""
+    def carry_out(self, message: Message) -> None:
+        """Carry out one command other than `run`. Raises NodeError for one that is no valid one."""
         match message:
-            case Batch():
-                self._run(message, body, block)
             case Spawn():
                 self._spawn(message)
             case Promote(_, lane, incarnation):
@@ -122,7 +120,7 @@ class SessionPool:
             raise NodeError(f"worker {spawn.incarnation} of {lane} was spawned before")
         if len(self._lanes) >= MAX_LANES and lane not in self._lanes:
             raise NodeError(f"more than {MAX_LANES} lanes at once")
-        self._lanes[lane] = {model.name: model for model in setup.models}
+        self._lanes[lane] = {model.name: ModelTensors(model) for model in setup.models}
         self._last[lane] = max(self._last.get(lane, 0), spawn.incarnation)
         self._starting.add(worker)
         if not spawn.standby:
@@ -164,19 +162,19 @@ class SessionPool:
     def _resize(self, setups: Mapping[LaneId, LaneSetup]) -> None:
         for lane, setup in setups.items():
             if lane in self._lanes:
-                self._lanes[lane] = {model.name: model for model in setup.models}
+                self._lanes[lane] = {model.name: ModelTensors(model) for model in setup.models}
         try:
             self._pool.resize(setups)
         except CotenantError as error:  # their workers start again with what is wanted now
             for lane, incarnation in [worker for worker in self._starting | self._ready if worker[0] in setups]:
                 self._pool.kill(lane, incarnation, str(error))
 
-    def _run(self, batch: Batch, body: memoryview | None, block: Block | None) -> None:
-        lane, models = batch.lane, self._lanes.get(batch.lane, {})
-        if batch.model not in models:
+    def run(self, batch: Batch, body: memoryview | None, block: Block | None) -> None:
+        """Give a lane a batch. Raises NodeError for one that is no valid one."""
+        lane, tensors = batch.lane, self._lanes.get(batch.lane, {}).get(batch.model)
+        if tensors is None:
             raise NodeError(f"batch {batch.batch} is for model {batch.model!r}, which is not on {lane}")
-        payloads = [take_tensors(parts, body, block) for parts in batch.requests]
-        check_inputs(models[batch.model], payloads)
+        payloads = tensors.inputs(batch.requests, body, block)
         if lane in self._batches:
             raise NodeError(f"{lane} has a batch already")
         try:

@@ -66,9 +66,10 @@ async def lane_of(address: str, folder: Path, width: int) -> AsyncIterator[tuple
 def test_batches_over_a_slow_and_lossy_network_are_answered_right(host: Host, tmp_path: Path) -> None:
     async def scenario(address: str) -> None:
         width = 20_000
+        assert host.wire is not None
+        host.wire.delay = 0.005  # from the first round trip on
         async with lane_of(address, tmp_path, width) as (nodes, pool, told):
-            assert host.wire is not None
-            host.wire.delay, host.wire.loss = 0.005, 0.01
+            host.wire.loss = 0.01
             values = np.random.default_rng(0).random((20, 1, width), np.float32)
             for batch, each in enumerate(values):
                 pool.run(LANE, batch, "identity", [floats(*each[0], width=width)])
