@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,12 @@ def test_wheel_holds_the_files_of_the_page() -> None:
     folder = "cotenant/live/page/static"
     assert {f"{folder}/{file.name}" for file in (root / folder).iterdir()} <= held
     assert {f"{folder}/index.html", f"{folder}/uPlot.LICENSE.txt"} <= held
+
+
+def test_description_for_a_package_index_has_no_relative_link() -> None:
+    root = Path(cotenant.__file__).parent.parent
+    links = re.findall(r"\]\(([^)]*)\)", (root / "README.md").read_text())
+    assert any(not link.startswith("http") for link in links)
+    description = WheelBuilder(str(root)).metadata.core.readme
+    assert "# Cotenant" in description
+    assert re.findall(r"\]\((?!https?:)", description) == []
