@@ -6,10 +6,10 @@
 One plan of the demo's models is served twice, with shares that are lent and with ceilings; both servers are up all the
 time, and take turns:
 
-- *idle*: one caller at a time, one model after the other; p50 over that of plain ONNX Runtime with as many threads, the
-  same inputs and the same rest before each run. Beside it stand what a request costs that runs nothing (*http*), and
-  one that is only passed on to a process that runs the model, by a program that does nothing else (*relay*): the least
-  for a server whose models run in processes of their own;
+- *idle*: one caller at a time, one model after the other, back to back and after rests; p50 over that of plain ONNX
+  Runtime with as many threads, the same inputs and the same rest before each run. Beside it stand what a request costs
+  that runs nothing (*http*), and one that is only passed on to a process that runs the model, by a program that does
+  nothing else (*relay*): the least for a server whose models run in processes of their own;
 - *planned*: Poisson arrivals, from a process of its own, at the planned rates of all models, times `--scale`;
 - *greedy*: the same, and the model with the largest batch time is asked for five times its planned rate, which is more
   than its share can do. It always has work; what counts is how the others fare.
@@ -27,6 +27,7 @@ import socket
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -55,17 +56,20 @@ from cotenant.measure.report import ModelReport
 from cotenant.zoo import DEMO, build_models
 from cotenant.zoo.answers import example_request
 
-REST = 0.01  # seconds before each run of the idle machine, as while profiling
-RUNS = 60
+RESTS = {0.0: 150, 0.01: 60}  # runs of the idle machine, by the seconds before each; 10 ms as while profiling
+ROUNDS = 3  # in which they are made, in turns
+WARM_UP = 5  # runs of each round that are not counted
 GREED = 5.0  # times its planned rate
 FACTOR, EXTRA = 1.3, 0.0003  # of plain ONNX Runtime, and seconds, that p50 may take on an idle machine
 MODES = {"lent": True, "ceiling": False}
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians in seconds, by the share in percent on which the model runs. kept: within the goal."""
+    """Medians in seconds, by the share in percent on which the model runs. rest: seconds before each run. kept: within
+    the goal."""
 
     model: str
+    rest: float
     share: float
     threads: int
     plain: float
@@ -116,7 +120,7 @@ async def measure(settings: Settings, names: Sequence[str], seconds: float, roun
             server = await stack.enter_async_context(running(settings, own, prepared))
             addresses[mode] = server.addresses.http
         tune_for_latency()
-        idle = [await _idle(name, assembly, addresses, examples[name]) for name in placed]
+        idle = [row for name in placed for row in await _idle(name, assembly, addresses, examples[name])]
         rates = {name: plan.rate(name) * scale for name in placed}
         heaviest = max(plan.placements(), key=lambda place: place[2].latency)[2].model
         greedy = rates | {heaviest: GREED * plan.rate(heaviest)}
@@ -127,31 +131,40 @@ async def measure(settings: Settings, names: Sequence[str], seconds: float, roun
         )
 
 
-async def _idle(name: str, assembly: Assembly, addresses: Mapping[str, str], inputs: Sequence[Tensor]) -> Idle:
+async def _idle(
+    name: str, assembly: Assembly, addresses: Mapping[str, str], inputs: Sequence[Tensor]
+) -> tuple[Idle, ...]:
     partition = _largest_partition(name, assembly)
     threads = Cpu(reserve=assembly.settings.reserve).open(LaneId(DeviceId("cpu"), 0), partition.share).threads
     path = assembly.deployment.offered[name].entry.path
-    found: dict[str, list[float]] = {"plain": [], "http": [], "relay": [], **{mode: [] for mode in MODES}}
+    found: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     async with _relay(name, path, threads) as relay:
-        for _ in range(3):
-            for mode, address in ({**addresses, "relay": relay}).items():
-                found[mode] += await _client(name, address, inputs)
-            found["http"] += await _client("", next(iter(addresses.values())), inputs)
-            found["plain"] += await asyncio.to_thread(_plain, path, threads, inputs)
-    plain, http, relayed, lent, ceiling = (
-        statistics.median(found[key]) for key in ("plain", "http", "relay", "lent", "ceiling")
-    )
-    return Idle(
-        model=name,
-        share=partition.share / 10,
-        threads=threads,
-        plain=plain,
-        http=http,
-        relay=relayed,
-        lent=lent,
-        ceiling=ceiling,
-        kept=lent <= FACTOR * plain + EXTRA,
-    )
+        for _ in range(ROUNDS):
+            for rest in RESTS:
+                for mode, address in ({**addresses, "relay": relay}).items():
+                    found[mode, rest] += await _client(name, address, inputs, rest)
+                found["http", rest] += await _client("", next(iter(addresses.values())), inputs, rest)
+                found["plain", rest] += await asyncio.to_thread(_plain, path, threads, inputs, rest)
+    rows = []
+    for rest in RESTS:
+        plain, http, relayed, lent, ceiling = (
+            statistics.median(found[key, rest]) for key in ("plain", "http", "relay", "lent", "ceiling")
+        )
+        rows.append(
+            Idle(
+                model=name,
+                rest=rest,
+                share=partition.share / 10,
+                threads=threads,
+                plain=plain,
+                http=http,
+                relay=relayed,
+                lent=lent,
+                ceiling=ceiling,
+                kept=lent <= FACTOR * plain + EXTRA,
+            )
+        )
+    return tuple(rows)
 
 
 @asynccontextmanager
@@ -181,26 +194,27 @@ def _largest_partition(name: str, assembly: Assembly) -> Partition:
     )
 
 
-def _plain(path: Path, threads: int, inputs: Sequence[Tensor]) -> list[float]:
+def _plain(path: Path, threads: int, inputs: Sequence[Tensor], rest: float) -> list[float]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     arrays = {tensor.name: tensor.array() for tensor in inputs}
     seconds = []
-    for _ in range(RUNS // 3 + 2):
-        time.sleep(REST)
+    for _ in range(RESTS[rest] // ROUNDS + WARM_UP):
+        if rest:
+            time.sleep(rest)
         begun = time.perf_counter()
         session.run(None, arrays)
         seconds.append(time.perf_counter() - begun)
-    return seconds[2:]
+    return seconds[WARM_UP:]
 
 
-async def _client(name: str, address: str, inputs: Sequence[Tensor]) -> list[float]:
+async def _client(name: str, address: str, inputs: Sequence[Tensor], rest: float) -> list[float]:
     """Return the latencies that a program of its own sees that asks again after each answer and a rest. Without a name
     it asks whether the server is alive."""
     client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.lending", "--client", address),
+        *(sys.executable, "-m", "benchmarks.lending", "--client", address, str(rest)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -216,7 +230,7 @@ async def _client(name: str, address: str, inputs: Sequence[Tensor]) -> list[flo
     return seconds
 
 
-def _ask(address: str) -> None:
+def _ask(address: str, rest: float) -> None:
     """Send what standard input holds again and again; over a bare socket, so that little of the time is this
     program's own."""
     host, port = address.rsplit(":", 1)
@@ -224,15 +238,16 @@ def _ask(address: str) -> None:
     seconds = []
     with socket.create_connection((host, int(port))) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(RUNS // 3 + 2):
-            time.sleep(REST)
+        for _ in range(RESTS[rest] // ROUNDS + WARM_UP):
+            if rest:
+                time.sleep(rest)
             begun = time.perf_counter()
             connection.sendall(request)
             answer = _response(connection)
             seconds.append(time.perf_counter() - begun)
             if not answer.startswith(b"HTTP/1.1 200"):
                 sys.exit(answer.decode(errors="replace"))
-    print(json.dumps(seconds[2:]))
+    print(json.dumps(seconds[WARM_UP:]))
 
 
 def _response(connection: socket.socket) -> bytes:
@@ -293,10 +308,11 @@ def _show(result: Result) -> None:
     print("idle machine, p50 in ms")
     for it in result.idle:
         print(
-            f"{it.model:<16} {it.share:5.1f} %, {it.threads} threads: plain {it.plain * 1e3:7.2f}  lent "
-            f"{it.lent * 1e3:7.2f} ({it.lent / it.plain:.2f} ×)  ceiling {it.ceiling * 1e3:7.2f} "
-            f"({it.ceiling / it.plain:.2f} ×)  http {it.http * 1e3:.2f}  "
-            f"relay {it.relay * 1e3:.2f}  {'kept' if it.kept else 'MISSED'}"
+            f"{it.model:<16} {it.share:5.1f} %, {it.threads} threads, rests of {it.rest * 1e3:2.0f} ms: "
+            f"plain {it.plain * 1e3:7.3f}  lent "
+            f"{it.lent * 1e3:7.3f} ({it.lent / it.plain:.2f} ×)  ceiling {it.ceiling * 1e3:7.3f} "
+            f"({it.ceiling / it.plain:.2f} ×)  http {it.http * 1e3:.3f}  "
+            f"relay {it.relay * 1e3:.3f}  {'kept' if it.kept else 'MISSED'}"
         )
     for what, rows in (("planned rates", result.planned), ("beside a greedy model", result.greedy)):
         print(what)
@@ -311,7 +327,7 @@ def _show(result: Result) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--client"]:
-        _ask(sys.argv[2])
+        _ask(sys.argv[2], float(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model-repository", type=Path, default=Path("models"))

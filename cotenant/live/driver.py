@@ -149,12 +149,19 @@ class Driver:
         self.arrived: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
         self._requests = 0
+        self._alone = False  # the latest request came while no other was open, and no other came in its round
+        self._uncounted: list[tuple[Run, float, Timing]] = []  # batches that have ended, how long they took
         self._writing = 0.0  # seconds from a batch's end until its last response is written, smoothed
 
     @property
     def in_flight(self) -> int:
         """The number of requests that have not ended."""
         return len(self._callers) - len(self._split_of)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any lane runs a batch."""
+        return bool(self._running)
 
     def busy_since(self, lane: LaneId) -> float | None:
         """Return when the batch began that a lane is running; None for an idle lane."""
@@ -212,11 +219,11 @@ class Driver:
         if self._tracer is not None:
             self._tracer.arrived(request, trace)
         arriving = self._arriving
-        if self._together and not arriving:
-            self._loop.call_soon(self._tell_arrived)
         arriving.append(request)
-        if now - arriving[0].arrived >= self._together:
+        if now - arriving[0].arrived >= self._together or (self._alone and len(self._callers) == 1):
             self._tell_arrived()
+        elif len(arriving) == 1:
+            self._loop.call_soon(self._tell_arrived)
         return request_id
 
     def _time_left(self, within: float) -> float:
@@ -228,6 +235,7 @@ class Driver:
         arriving = self._arriving
         if arriving:
             self._arriving = []
+            self._alone = len(self._callers) == 1
             self.feed(Arrived(arriving[0], tuple(arriving[1:])))
 
     def would_reject(self, model: str, *, within: float) -> bool:
@@ -269,17 +277,26 @@ class Driver:
             return  # the batch has failed already
         self._stopped(lane)
         run, since = running
-        rows = sum(request.size for request in run.requests)
         outputs: dict[int, Tensors] = {}
+        self._uncounted.append((run, self._clock() - since, timing))
         try:
-            self._observer.ran(lane, run.model, rows, self._clock() - since, timing)
-            if self._tracer is not None:
-                self._tracer.ran(run, timing)
             event: Event = self._read_answers(run, answers, outputs, timing.lent)
         except Exception:
             logger.exception("the answers to batch %d of model '%s' on %s were lost", batch, run.model, lane)
             event = Failed(lane, batch, "the server could not read the answers of the worker")
         self.feed(event, outputs)
+        self._count_batches()
+
+    def _count_batches(self) -> None:
+        """Count the batches that have ended, before their requests and after the answers: callers wait for those."""
+        while self._uncounted:
+            run, seconds, timing = self._uncounted.pop(0)
+            try:
+                self._observer.ran(run.lane, run.model, sum([each.size for each in run.requests]), seconds, timing)
+                if self._tracer is not None:
+                    self._tracer.ran(run, timing)
+            except Exception:
+                logger.exception("batch %d of model '%s' on %s was not counted", run.batch, run.model, run.lane)
 
     def _read_answers(
         self, run: Run, answers: Sequence[Tensors | RequestError], outputs: dict[int, Tensors], lent: float
@@ -416,9 +433,6 @@ class Driver:
             self._callers[part.id] = tensors, _nobody
 
     def _reply(self, reply: Reply, now: float, answers: dict[int, Tensors]) -> None:
-        self._observer.ended(reply, now)
-        if self._tracer is not None:
-            self._tracer.ended(reply, now)
         for request in reply.requests:
             _, answered = self._callers.pop(request.id)
             parts = self._parts.pop(request.id, None) if self._parts else None
@@ -434,6 +448,10 @@ class Driver:
             except Exception:
                 # One response that cannot be written must not cost others theirs, nor the lane its next batch.
                 logger.exception("the answer to request %d for model '%s' was lost", request.id, request.model)
+        self._count_batches()
+        self._observer.ended(reply, now)
+        if self._tracer is not None:
+            self._tracer.ended(reply, now)
 
 
 def _nobody(result: Tensors | RequestError) -> None:

@@ -191,6 +191,8 @@ class InferenceService:
     def poll(self) -> None:
         """Take what workers have answered, which the event loop would do only after all callers that have data; nothing
         if that was done just now."""
+        if not self._driver.at_work:
+            return
         now = time.monotonic()
         if now - self._polled > (POLL_INTERVAL if now < self._driver.full_batch_due else DUE_INTERVAL):
             self._polled = now

@@ -82,7 +82,7 @@ class BatchBuilder:
 
     def _compatible(self, requests: Sequence[Request]) -> list[list[int]]:
         """Group the indices of requests that can share a batch."""
-        if not self._runner.model.batched:
+        if len(requests) == 1 or not self._runner.model.batched:
             return [[index] for index in range(len(requests))]
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, request in enumerate(requests):

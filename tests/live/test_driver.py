@@ -341,3 +341,80 @@ def test_responses_that_once_took_long_to_write_do_not_stop_the_lane_for_ever() 
         assert len(batches) == 2
 
     asyncio.run(main())
+
+
+class Books:
+    """Note what is counted, and who has an answer by then."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    def ended(self, reply: Reply, now: float) -> None:
+        self.noted.append(f"{reply.outcome.value} {len(reply.requests)}")
+
+    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
+        if seconds > 1:
+            raise ValueError("too long to be true")
+        self.noted.append(f"ran {rows} in {seconds:g}")
+
+
+def test_answer_is_given_before_its_batch_and_its_request_are_counted() -> None:
+    now, books = 0.0, Books()
+
+    async def main() -> None:
+        nonlocal now
+        driver = Driver(Dispatcher(), lambda *batch: None, books, clock=lambda: now, drained=lambda lane: None)
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LANE[0].id))
+        driver.submit("m", (), lambda answer: books.noted.append("answered"), within=1.0)
+        now += 0.25
+        driver.finished(LANE[0].id, 1, [()], Timing(0, 0, 0, 0, 0, 0))
+
+    asyncio.run(main())
+    assert books.noted == ["answered", "ran 1 in 0.25", "served 1"]
+
+
+def test_batch_that_cannot_be_counted_is_answered_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    now, books, answers = 0.0, Books(), list[object]()
+
+    async def main() -> None:
+        nonlocal now
+        driver = Driver(Dispatcher(), lambda *batch: None, books, clock=lambda: now, drained=lambda lane: None)
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LANE[0].id))
+        driver.submit("m", (), answers.append, within=9.0)
+        now += 5
+        driver.finished(LANE[0].id, 1, [()], Timing(0, 0, 0, 0, 0, 0))
+
+    asyncio.run(main())
+    assert answers == [()] and books.noted == ["served 1"]
+    assert [record.getMessage() for record in caplog.records] == ["batch 1 of model 'm' on cpu-0/0 was not counted"]
+
+
+def test_request_of_a_lone_caller_does_not_wait_for_the_end_of_the_round() -> None:
+    """Whoever is alone twice in a row is taken to be alone; two who come in one round arrive together again."""
+
+    async def main() -> None:
+        dispatcher = Recording()
+        driver = Driver(
+            dispatcher, lambda *batch: None, Nobody(), clock=lambda: 0.0, drained=lambda lane: None, together=0.001
+        )
+        driver.tell(Applied(LANE))
+        driver.tell(Ready(LANE[0].id))
+        told = []
+        for number in range(1, 5):
+            driver.submit("m", (), lambda answer: None, within=1.0)
+            told.append(len(dispatcher.arrived) == number)
+            await asyncio.sleep(0)
+            driver.finished(LANE[0].id, number, [()], Timing(0, 0, 0, 0, 0, 0))
+        assert told == [False, True, True, True]
+        for _ in range(2):
+            driver.submit("m", (), lambda answer: None, within=1.0)
+        assert len(dispatcher.arrived) == 5, "the second waits for others of its round"
+        await asyncio.sleep(0)
+        driver.finished(LANE[0].id, 5, [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.finished(LANE[0].id, 6, [()], Timing(0, 0, 0, 0, 0, 0))
+        driver.submit("m", (), lambda answer: None, within=1.0)
+        assert len(dispatcher.arrived) == 6, "not taken to be alone any more"
+
+    asyncio.run(main())
