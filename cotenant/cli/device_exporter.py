@@ -14,7 +14,7 @@ import typer
 from prometheus_client import start_http_server
 
 from cotenant.backends.mig import cut_gpu
-from cotenant.cli.options import LogFormatOption, LogLevelOption, duration_of_at_least
+from cotenant.cli.options import ServiceLogFormat, ServiceLogLevel, duration_of_at_least
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
@@ -49,11 +49,11 @@ def device_exporter(
     kubeconfig: Annotated[
         Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
     ] = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "info",
+    log_format: ServiceLogFormat = "text",
 ) -> None:
     """Export the partitions of this node's GPUs, their users and utilisation, until Ctrl-C."""
-    set_up_log(log_level or "info", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     if recut and not kubernetes:
         raise ConfigError("--recut needs Kubernetes, where it is said into what; leave --no-kubernetes out")
     asyncio.run(_run(node or socket.gethostname(), (host, port), interval, kubernetes, recut, kubeconfig))

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cotenant.cli.options import Json, LogFormatOption, LogLevelOption, duration_of_at_least
+from cotenant.cli.options import Json, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
@@ -72,12 +72,12 @@ def driver(
     mps_pipe_directory: MpsPipe = None,
     mps_shm_directory: MpsSharedMemory = None,
     interval: Interval = PERIOD,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "warning",
+    log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
     """Publish the GPUs of this node, and prepare claims for its kubelet, until Ctrl-C."""
-    set_up_log(log_level or "warning", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     if not node:
         raise ConfigError("--node: the name of this node is missing; in a pod, set NODE_NAME from spec.nodeName")
     for option, folder in (("--mps-pipe-directory", mps_pipe_directory), ("--mps-shm-directory", mps_shm_directory)):
@@ -97,11 +97,11 @@ def driver(
 @app.command("claims")
 def claims(
     kubeconfig: Kubeconfig = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "warning",
+    log_format: ServiceLogFormat = "text",
 ) -> None:
     """Create the ResourceClaims that stand for the shares of pods, until Ctrl-C."""
-    set_up_log(log_level or "warning", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     asyncio.run(_claim(kubeconfig))
 
 

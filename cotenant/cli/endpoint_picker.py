@@ -19,8 +19,8 @@ from cotenant.cli.options import (
     Certificate,
     CertificateKey,
     Json,
-    LogFormatOption,
-    LogLevelOption,
+    ServiceLogFormat,
+    ServiceLogLevel,
     TokenFile,
     duration_of_at_least,
     tls_files,
@@ -73,15 +73,15 @@ def endpoint_picker(
     ca_file: CaFile = None,
     certificate: Certificate = None,
     key: CertificateKey = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "warning",
+    log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
     """Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C."""
     access = tls_files(certificate, key)
     if interval > MAX_AGE / 2:  # else a server would take no requests from one look to the next
         raise ConfigError(f"--interval {show_seconds(interval)}: must be at most {show_seconds(MAX_AGE / 2)}")
-    set_up_log(log_level or "warning", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     schemes = {replica.partition("://")[0] for replica in replicas if "://" in replica}
     if schemes - {"http", "https"} or (schemes and len({"https://" in replica for replica in replicas}) > 1):
         raise ConfigError("replicas are HOST:PORT, or all of them https://HOST:PORT")

@@ -11,7 +11,7 @@ import typer
 import uvloop
 
 from cotenant.app.access import grpc_tls, read_tokens
-from cotenant.cli.options import Certificate, CertificateKey, Json, LogFormatOption, LogLevelOption, tls_files
+from cotenant.cli.options import Certificate, CertificateKey, Json, ServiceLogFormat, ServiceLogLevel, tls_files
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -44,15 +44,15 @@ def instance_controller(
     ] = None,
     certificate: Certificate = None,
     key: CertificateKey = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "info",
+    log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
     """Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C."""
     tls = tls_files(certificate, key)
     if token_file is None and not _is_loopback(host):
         raise ConfigError(f"--host {host}: whoever reaches it could make pods; set --token-file")
-    set_up_log(log_level or "info", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     access = Access() if token_file is None else Access({Role.CONTROL: read_tokens(token_file)})
     uvloop.run(_serve(namespace, kubeconfig, (host, port), access, tls, json=json))
 

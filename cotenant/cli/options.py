@@ -157,6 +157,8 @@ LogFormatOption = Annotated[
     LogFormat | None,
     typer.Option("--log-format", envvar="COTENANT_LOG_FORMAT", help="Format of the log. Default: text."),
 ]
+ServiceLogLevel = Annotated[LogLevel, typer.Option(envvar="COTENANT_LOG_LEVEL", help="Least severe messages to log.")]
+ServiceLogFormat = Annotated[LogFormat, typer.Option(envvar="COTENANT_LOG_FORMAT", help="Format of the log.")]
 AccessLog = Annotated[
     bool | None,
     typer.Option("--access-log/--no-access-log", envvar="COTENANT_ACCESS_LOG", help="Log every HTTP request."),

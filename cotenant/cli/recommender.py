@@ -13,7 +13,7 @@ import uvloop
 
 from cotenant.app.access import grpc_tls, read_access
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import Certificate, CertificateKey, Json, LogFormatOption, LogLevelOption, tls_files
+from cotenant.cli.options import Certificate, CertificateKey, Json, ServiceLogFormat, ServiceLogLevel, tls_files
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -58,13 +58,13 @@ def recommender(
             "--token-file", help="File with the tokens that callers have to send. Without it anybody may call."
         ),
     ] = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "info",
+    log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
     """Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C."""
     access = tls_files(certificate, key)
-    set_up_log(log_level or "info", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     given: dict[str, str] = {}
     for name, path in ((PROFILES, profiles), (SAMPLES, samples)):
         if path is not None:

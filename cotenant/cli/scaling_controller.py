@@ -15,8 +15,8 @@ import typer
 from cotenant.cli.loading import read_bytes
 from cotenant.cli.options import (
     CaFile,
-    LogFormatOption,
-    LogLevelOption,
+    ServiceLogFormat,
+    ServiceLogLevel,
     TokenFile,
     duration_of_at_least,
     parse_duration,
@@ -124,11 +124,11 @@ def scaling_controller(
         bool,
         typer.Option("--insecure-token", help="Send tokens in the clear also over a network, which must be yours."),
     ] = False,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "info",
+    log_format: ServiceLogFormat = "text",
 ) -> None:
     """Provision and release instances by HetSev, from the rates that Prometheus has, until Ctrl-C."""
-    set_up_log(log_level or "info", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     known = read_problem(problem)
     part = parse_share(share, "--share")
     chosen: InstancePolicy = (

@@ -13,7 +13,7 @@ import typer
 
 from cotenant.app.access import read_tokens
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import CaFile, LogFormatOption, LogLevelOption, TokenFile
+from cotenant.cli.options import CaFile, ServiceLogFormat, ServiceLogLevel, TokenFile
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
@@ -82,11 +82,11 @@ def share_controller(
         Path | None,
         typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG."),
     ] = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    log_level: ServiceLogLevel = "info",
+    log_format: ServiceLogFormat = "text",
 ) -> None:
     """Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C."""
-    set_up_log(log_level or "info", log_format or "text", access=False)
+    set_up_log(log_level, log_format, access=False)
     options = read_kubernetes(KubernetesEntry(namespace=namespace, lease=lease), "--lease, --namespace")
     known = read_problem(problem)
     fleet, placer = known.fleet, Placer(Catalogue.of(known), choose_rule(planner))

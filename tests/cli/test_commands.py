@@ -76,6 +76,11 @@ def test_help_shows_defaults_of_durations_as_they_are_written(program: Program) 
     assert "[default: 15s]" in said and "[default: 300s]" in said
 
 
+@pytest.mark.parametrize(("name", "level"), [("share-controller", "info"), ("endpoint-picker", "warning")])
+def test_help_of_a_service_shows_the_level_at_which_it_logs(program: Program, name: str, level: str) -> None:
+    assert f"[default: {level}]" in program(name, "--help").out
+
+
 def test_unknown_command_is_named(program: Program) -> None:
     said = program("plann")
     assert said.code == 2 and "plann" in said.err
