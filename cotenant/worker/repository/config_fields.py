@@ -37,11 +37,11 @@ def _refused(why: str) -> FieldUse:
 
 
 _PLAN = "the plan places workers, by measured profiles"
-_ONE_DEFAULT = "priorities order the requests of a model; there is one timeout for all"
+_ONE_DEFAULT = "priorities order the requests of a model; they share one timeout"
 
 # By path. `docs/reference.md` has the same table; a test holds it and Triton's message against this one.
 FIELDS: Mapping[str, FieldUse] = {
-    "name": _honoured("has to be the folder's"),
+    "name": _honoured("must be the folder's name"),
     "platform": _honoured("selects the runner"),
     "backend": _honoured("selects the runner"),
     "runtime": _honoured("names the file that runs the model, such as `model.py`"),
@@ -49,19 +49,19 @@ FIELDS: Mapping[str, FieldUse] = {
         "selects the version to serve, the latest that it allows; others that it allows are named in the log"
     ),
     "max_batch_size": _honoured("largest request in rows; the plan's batches are at most as large"),
-    "input": _honoured("names, types and dims are held against the model's file"),
-    "input.format": _ignored("it says how dims are to be read, and changes no data"),
+    "input": _honoured("names, types and dims are checked against the model's file"),
+    "input.format": _ignored("it describes dims, and changes no data"),
     "input.reshape": _refused("give dims as the model has them"),
-    "input.is_shape_tensor": _refused("it is of TensorRT, which is not run here"),
+    "input.is_shape_tensor": _refused("for TensorRT, which is not supported"),
     "input.allow_ragged_batch": _ignored("requests of different shapes run in batches of their own"),
     "input.optional": _ignored("a request brings every input"),
-    "input.is_non_linear_format_io": _refused("it is of TensorRT, which is not run here"),
-    "output": _honoured("names, types and dims are held against the model's file; `label_filename` names classes"),
+    "input.is_non_linear_format_io": _refused("for TensorRT, which is not supported"),
+    "output": _honoured("names, types and dims are checked against the model's file; `label_filename` names classes"),
     "output.reshape": _refused("give dims as the model has them"),
-    "output.is_shape_tensor": _refused("it is of TensorRT, which is not run here"),
-    "output.is_non_linear_format_io": _refused("it is of TensorRT, which is not run here"),
+    "output.is_shape_tensor": _refused("for TensorRT, which is not supported"),
+    "output.is_non_linear_format_io": _refused("for TensorRT, which is not supported"),
     "batch_input": _refused("batches would lack an input"),
-    "batch_output": _refused("outputs would not be what the model gives"),
+    "batch_output": _refused("outputs would differ from the model's"),
     "optimization": _ignored("runners choose how to compute"),
     "optimization.cuda": _ignored("runners choose how to compute"),
     "optimization.cuda.graphs": _honoured("PyTorch models on a GPU are captured as CUDA graphs"),
@@ -97,16 +97,16 @@ FIELDS: Mapping[str, FieldUse] = {
     "parameters": _honoured("those that a runner knows; all are in the model's configuration"),
     "model_warmup": _honoured("dims and zero_data of inputs, for warm-up and profiling"),
     "model_warmup.name": _honoured("a name for people"),
-    "model_warmup.batch_size": _honoured("the smallest and the largest batch are run, those between with them"),
+    "model_warmup.batch_size": _honoured("the smallest and the largest batch are run"),
     "model_warmup.count": _ignored("the smallest and the largest batch are run"),
     "model_warmup.inputs.data_type": _honoured("it is the input's"),
     "model_warmup.inputs.random_data": _honoured("data are random unless zero_data is set"),
-    "model_warmup.inputs.input_data_file": _ignored("data are random, or zero"),
+    "model_warmup.inputs.input_data_file": _ignored("data are random or zero"),
     "model_operations": _refused("libraries of operators are not loaded"),
     "model_transaction_policy": _honoured("a request has one answer"),
     "model_transaction_policy.decoupled": _refused("a request has one answer"),
-    "model_repository_agents": _refused("agents, which may have to check or decrypt the model, are not run"),
-    "response_cache": _honoured("where the settings give the server a `response_cache`; not for ensembles"),
+    "model_repository_agents": _refused("agents, which may have to verify or decrypt the model, are not run"),
+    "response_cache": _honoured("if the settings have a `response_cache`; not for ensembles"),
 }
 
 
