@@ -26,22 +26,25 @@ if TYPE_CHECKING:
 def compare(
     problems: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROBLEM]...", help="Problem files (TOML), or problems by name, such as v100/tight."),
+        typer.Argument(
+            metavar="PROBLEM", help="Problem files (TOML), or names of built-in problems, such as v100/tight."
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Compare on all problems that have a name.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Compare on all built-in problems.")] = False,
     planners: Annotated[
         str | None, typer.Option("--planners", metavar="A,B,...", help="Planners to compare. Default: all.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="Published measurements. Default: COTENANT_DATA.")
+        Path | None,
+        typer.Option("--data", metavar="FOLDER", help="Folder of the published measurements. Default: COTENANT_DATA."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Draws of the rates for each problem.")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Random draws of the rates for each problem.")] = 5,
     duration: Duration = 10.0,
     results: Annotated[
         Path | None,
-        typer.Option("--results", metavar="FILE", help="Keep each measurement in this file, and go on from there."),
+        typer.Option("--results", metavar="FILE", help="Append measurements to this file, and resume from it."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes to use.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of worker processes.")] = 1,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:
@@ -51,7 +54,7 @@ def compare(
     from cotenant.sim.parallel import task_pool
 
     if not problems and not every:
-        raise ConfigError("nothing to compare on: name problems or give --all; see `cotenant compare --help`")
+        raise ConfigError("no problem to compare on; name some, or use --all (see `cotenant compare --help`)")
     if plot is not None:
         check_drawable(plot)
     tasks = _tasks(problems or [], _planners(planners), data, seeds, duration, every=every)
@@ -171,7 +174,7 @@ def _overall_table(overall: Sequence[StudySummary], rows: Sequence[StudyRow]) ->
         ">unserved, %",
         ">rejected or late, %",
         ">processor time",
-        ">started anew, %",
+        ">workers restarted, %",
         ">no plan",
     )
     for each in overall:

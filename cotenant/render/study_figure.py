@@ -14,7 +14,7 @@ PANELS: tuple[Panel, ...] = (
     ("above the proven bound, %", lambda each: each.distance, 100, False),
     ("rejected or late, %", lambda each: each.missed, 100, False),
     ("processor time of a plan, ms", lambda each: each.cpu_s, 1000, True),
-    ("workers started anew, %", lambda each: each.churn, 100, False),
+    ("workers restarted, %", lambda each: each.churn, 100, False),
 )
 FLOOR = 1e-2  # of what is drawn on a logarithmic axis
 
