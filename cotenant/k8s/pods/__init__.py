@@ -1,4 +1,4 @@
-"""Shares of devices for pods of others, which run models in their own way.
+"""Shares of devices for other pods, which run models in their own way.
 
 A pod asks by annotations, and waits behind a scheduling gate. `request` reads it, `inventory` reads the devices of
 nodes, `rules` choose a partition as the planners do, `placer` decides for all pods that wait, and `objects` says what
