@@ -301,7 +301,7 @@ def earlier(series: Path | None, kind: str, models: Sequence[str]) -> list[Run]:
     try:
         runs = [msgspec.json.decode(line, type=Run) for line in lines]
     except msgspec.DecodeError as error:
-        sys.exit(f"{series} is no series of runs of this version ({error}); begin a new file")
+        sys.exit(f"{series} is not a series of runs of this version ({error}); begin a new file")
     if any(it.kind != kind for it in runs):
         sys.exit(f"{series} has runs of another --kind; give each its own file")
     others = [it.models for it in runs if set(it.models) != set(models)]

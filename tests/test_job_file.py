@@ -59,9 +59,9 @@ def test_job_file_needs_no_more_than_its_work(tmp_path: Path) -> None:
         ('[training]\nsource = "a"\n[command]\nargv = ["b"]', "write one table of"),
         ('[training]\nsource = "digits"\nstep = 1', "training: unknown key 'step'; did you mean 'steps'?"),
         ('prioritee = 1\n[training]\nsource = "digits"', "unknown key 'prioritee'; did you mean 'priority'?"),
-        ('priority = 0\n[training]\nsource = "digits"', "priority: 0 must lie between 1 and 100"),
+        ('priority = 0\n[training]\nsource = "digits"', "priority: 0 must be between 1 and 100"),
         ('memory = "5"\n[training]\nsource = "digits"', "memory: '5' has no unit of memory"),
-        ('deadline = "yesterday"\n[training]\nsource = "digits"', "deadline: 'yesterday' is no time"),
+        ('deadline = "yesterday"\n[training]\nsource = "digits"', "deadline: 'yesterday' is not a time"),
         ('name = "a b"\n[training]\nsource = "digits"', "name: 'a b' must begin with a letter"),
         ("[command]\nargv = []", "argv: a command needs a program to run"),
         ('[training]\nsource = "x.py:"', "source: 'x.py:' names nothing to train"),
@@ -127,7 +127,7 @@ def test_settings_of_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('commands = "all"', "jobs.commands: 'all' is not known; take 'off' or 'tokens' or 'user'"),
+        ('commands = "all"', "jobs.commands: 'all' is unknown; use 'off' or 'tokens' or 'user'"),
         ('commands = "tokens"', 'jobs.commands: "tokens" needs a file of tokens for control; name it in [tokens]'),
         ('memory = "1KiB"', "jobs.memory: '1KiB' is less than any process takes; write 256MiB or more"),
         ("slots = 3", "jobs: unknown key 'slots'; known here: enabled, folder, commands, memory"),

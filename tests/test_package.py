@@ -41,7 +41,7 @@ def test_package_functions_accept_paths_as_text(tmp_path: Path) -> None:
 
 
 def test_problem_with_an_unknown_objective_is_rejected() -> None:
-    with pytest.raises(cotenant.PlanError, match=r"^unknown objective 'device'; there are devices and rate$"):
+    with pytest.raises(cotenant.PlanError, match=r"^unknown objective 'device'; available: devices and rate$"):
         cotenant.Problem(models=(), rates={}, fleet=(), profiles={}, objective="device")  # type: ignore[arg-type]
 
 

@@ -59,7 +59,7 @@ def test_read_settings_of_mps_sets_its_options(tmp_path: Path) -> None:
     path.write_text('backend = "mps"\n[mps]\nmemory_limits = true\nprotocol = 3\ndirectory = "run"')
     assert read_settings(path).mps == MpsSettings(memory_limits=True, protocol=3, directory=tmp_path / "run")
     path.write_text("[mps]\nprotocol = 4")
-    with pytest.raises(ConfigError, match=r"serve\.toml: mps\.protocol: 4 is not known; take 2 or 3$"):
+    with pytest.raises(ConfigError, match=r"serve\.toml: mps\.protocol: 4 is unknown; use 2 or 3$"):
         read_settings(path)
 
 
@@ -138,25 +138,25 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("tls = {certificate = 'a', kee = 'b'}", "tls: unknown key 'kee'; did you mean 'key'?"),
         ("http_port = 70000", "http_port: 70000 is not a port; write 0 (any free port) to 65535"),
         ("grpc_port = -1", "grpc_port: -1 is not a port"),
-        ("cpu.enforcement = 'firmly'", "cpu.enforcement: 'firmly' is not known; take 'quota' or 'throttle'"),
-        ("log_level = 'loud'", "log_level: 'loud' is not known; take 'debug' or 'error' or 'info' or 'warning'"),
+        ("cpu.enforcement = 'firmly'", "cpu.enforcement: 'firmly' is unknown; use 'quota' or 'throttle'"),
+        ("log_level = 'loud'", "log_level: 'loud' is unknown; use 'debug' or 'error' or 'info' or 'warning'"),
         ("max_queue_delay = 2", "max_queue_delay: '2' has no unit of time"),
         ("cpu.reserve = '100%'", "cpu.reserve: '100%' leaves nothing for the models; write less than 100%"),
         ("warm_workers = -1", "warm_workers: -1 processes cannot be kept ready; write 0 for none"),
         ("standby_workers = -1", "standby_workers: -1 processes cannot be kept ready; write 0 for none"),
-        ("rollout_memory = 'hope'", "rollout_memory: 'hope' is not known; take 'gap' or 'oversubscribe' or 'refuse'"),
-        ("cpu.reserve = 2", "cpu.reserve: 2 must lie above 0 and at most at 1"),
-        ("backend = 'tpu'", "backend: 'tpu' is not known; take 'cpu' or 'fake'"),
-        ("planner = 'best'", "planner: 'best' is not known; take "),
+        ("rollout_memory = 'hope'", "rollout_memory: 'hope' is unknown; use 'gap' or 'oversubscribe' or 'refuse'"),
+        ("cpu.reserve = 2", "cpu.reserve: 2 must be above 0 and at most 1"),
+        ("backend = 'tpu'", "backend: 'tpu' is unknown; use 'cpu' or 'fake'"),
+        ("planner = 'best'", "planner: 'best' is unknown; use "),
         ("grace = 10", "grace: '10' has no unit of time"),
         ("[[models]]\nname = 'a'\nmax_batch = 0", "models[0].max_batch: 0 must be at least 1"),
         ("[[models]]\nname = 'a'\npriority = 0", "models[0].priority: 0 must be at least 1, the highest priority"),
         ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s; a rate is finite and at least 0"),
         ("forecast = { model = 'holt-winters', season = '15s' }", "forecast.season: 15 s must be at least two periods"),
-        ("forecast.model = 'arima'", "forecast.model: 'arima' is not known; take 'holt-winters' or 'trend'"),
-        ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or take model = "holt-winters"'),
-        ("forecast.horizon = '0s'", "forecast.horizon: a target of '0s' must lie above 0"),
-        ("objective = 'speed'", "objective: 'speed' is not known; take 'devices' or 'rate'"),
+        ("forecast.model = 'arima'", "forecast.model: 'arima' is unknown; use 'holt-winters' or 'trend'"),
+        ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or use model = "holt-winters"'),
+        ("forecast.horizon = '0s'", "forecast.horizon: a target of '0s' must be above 0"),
+        ("objective = 'speed'", "objective: 'speed' is unknown; use 'devices' or 'rate'"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),
         ("[[models]]\nslo = '1s'", "models[0]: key 'name' is missing"),
     ],

@@ -148,11 +148,11 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("model = 'resnet5'\nrate = 1", "model 'resnet5' is not known; did you mean 'resnet50'?"),
-        ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are not known; did you mean 'gamma'?"),
+        ("model = 'resnet5'\nrate = 1", "model 'resnet5' is unknown; did you mean 'resnet50'?"),
+        ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are unknown; did you mean 'gamma'?"),
         (
             "model = 'minilm'\narrivals = 3",
-            "arrivals 3 are not known; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, "
+            "arrivals 3 are unknown; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, "
             "minutes, times, closed, single_stream, multi_stream, server, offline",
         ),
         ("model = 'minilm'\nrat = 1", "unknown key 'rat'; did you mean 'rate'? (arrivals = 'poisson')"),
@@ -161,13 +161,13 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
             "unknown key 'cv'; known here: model, arrivals, timeout, scale, rate (arrivals = 'poisson')",
         ),
         ("model = 'minilm'", "key 'rate' is missing (arrivals = 'poisson')"),
-        ("model = 'minilm'\nrate = 'much'", "rate: text in quotes stands here; write a number (arrivals = 'poisson')"),
+        ("model = 'minilm'\nrate = 'much'", "rate: found text in quotes; write a number (arrivals = 'poisson')"),
         ("model = 'minilm'\nrate = -1", "a rate of -1 requests/s must be finite and at least 0"),
         (
             "model = 'minilm'\narrivals = 'closed'\ncallers = 1\nthink = 5",
             'think: \'5\' has no unit of time; write it as "25ms" or "1.5s"',
         ),
-        ("model = 'minilm'\nrate = 1\ntimeout = '0s'", "timeout: '0s' must lie above 0"),
+        ("model = 'minilm'\nrate = 1\ntimeout = '0s'", "timeout: '0s' must be above 0"),
         (
             "model = 'minilm'\narrivals = 'minutes'\nfile = 'minutes.csv'\nnames = ['h']",
             "names: nothing in minutes.csv is called 'h'",
@@ -176,7 +176,7 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nnames = ['f']",
             "names without a key; say with `key` which column they stand in",
         ),
-        ("model = 'minilm'\narrivals = 'steps'\nrates = [5]\nevery = '0s'", "steps of 0 s; take more than 0"),
+        ("model = 'minilm'\narrivals = 'steps'\nrates = [5]\nevery = '0s'", "steps of 0 s; use more than 0"),
         (
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 1\nkey = 2\nnames = []",
             "names: none; leave it out to take all, or the entry to take nothing",
@@ -233,10 +233,10 @@ def test_read_workload_of_a_csv_trace_needs_no_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("time,who\n1,resnet50\n", "t.csv:1: no column 'model' says what was asked for; there are time, who"),
-        ("", "t.csv:1: no column 'model' says what was asked for; there are none"),
+        ("time,who\n1,resnet50\n", "t.csv:1: no column 'model' says what was asked for; available: time, who"),
+        ("", "t.csv:1: no column 'model' says what was asked for; available: none"),
         ("model\nresnet50\n", "t.csv:1: no column of times, or of minutes headed 1, 2, …, stands beside 'model'"),
-        ("time,model\n1,resnet\n", "t.csv: model 'resnet' is not known; did you mean 'resnet50'?"),
+        ("time,model\n1,resnet\n", "t.csv: model 'resnet' is unknown; did you mean 'resnet50'?"),
         ("model,1,3\nresnet50,1,1\n", "t.csv:1: minute 2 is missing"),
         ("time,model\n2,minilm\n1,minilm\n", "t.csv:3: time goes back by 1 s"),
     ],

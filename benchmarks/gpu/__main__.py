@@ -50,7 +50,7 @@ def main() -> None:
     usual = SMALL if given.backend == ["cpu"] else PAPER
     targets = usual if usual is SMALL else {name: Target(recipe.slo) for name, recipe in TORCH.items()} | usual
     if unknown := [name for name in given.models or () if name not in targets]:
-        parser.error(f"--models: no {unknown[0]!r}; there are {', '.join(targets)}")
+        parser.error(f"--models: no {unknown[0]!r}; available: {', '.join(targets)}")
     chosen = {name: targets[name] for name in given.models or usual}
     session = Session(given.out, given.repository, chosen, tuple(given.backend), given.seconds - RESERVE)
     try:

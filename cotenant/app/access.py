@@ -29,7 +29,8 @@ def read_tokens(path: Path, *, shortest: int = MIN_TOKEN) -> list[str]:
         if len(token) < shortest or not token.isascii() or not token.isprintable() or " " in token:
             characters = f"at least {shortest} ASCII characters" if shortest > 1 else "ASCII characters"
             raise ConfigError(
-                f"{path}: line {number} is no token: {characters} without spaces, such as `openssl rand -hex 32` prints"
+                f"{path}: line {number} is not a token: {characters} without spaces, such as "
+                "`openssl rand -hex 32` prints"
             )
         tokens.append(token)
     if not tokens:

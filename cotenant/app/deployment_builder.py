@@ -334,7 +334,7 @@ def check_serves_something(deployment: Deployment) -> None:
         wanted = ", ".join(
             f"{name} within {show_seconds(servable.model.slo)}" for name, servable in deployment.offered.items()
         )
-        raise ConfigError(f"no model can be served within its target ({wanted}); give them more time with `slo`")
+        raise ConfigError(f"no model can be served within its target ({wanted}); raise their `slo`")
 
 
 def _given_profiles(settings: Settings) -> Profiles:

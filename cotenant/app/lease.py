@@ -180,7 +180,7 @@ class FrontEndLease:
                 words = f"standing by: {self._path} cannot be written: {error}"
             except sqlite3.DatabaseError as error:
                 raise ConfigError(
-                    f"{self._path}: it is no lease, but {error}; remove it, or set cluster.lease"
+                    f"{self._path}: it is not a lease, but {error}; remove it, or set cluster.lease"
                 ) from None
             else:
                 if file.holds(row):

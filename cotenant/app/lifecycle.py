@@ -44,9 +44,9 @@ from cotenant.live.tracing import tracing
 # Why callers cannot load and unload models, by the mode.
 NO_LOADS = {
     "explicit": "",
-    "poll": 'models follow the repository (model_control_mode = "poll"); change it, or take "explicit"',
+    "poll": 'models follow the repository (model_control_mode = "poll"); change it, or use "explicit"',
     "kubernetes": 'models are the cluster\'s (model_control_mode = "kubernetes"); change its ServedModel resources',
-    "none": 'models are those of the start (model_control_mode = "none"); restart the server, or take "explicit"',
+    "none": 'models are those of the start (model_control_mode = "none"); restart the server, or use "explicit"',
 }
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ async def running(
     """
     check_model_control(settings)
     if settings.model_control_mode == "kubernetes" and prepare is None:
-        raise ConfigError('model_control_mode = "kubernetes" is for `cotenant serve`; take "explicit" or "poll" here')
+        raise ConfigError('model_control_mode = "kubernetes" is for `cotenant serve`; use "explicit" or "poll" here')
     access, tls = read_access(settings.access), http_tls(settings.access)  # wrong files are known at once, too
     if settings.adapt:
         await asyncio.to_thread(rate_forecast, settings.forecast)  # what it needs may not be installed

@@ -67,7 +67,7 @@ async def joined(settings: Settings, backend: Backend, discovery: Discovery | No
     for node in cluster.nodes:
         nodes.add(node.name, node.address)
     for reason in await nodes.heard(cluster.patience):
-        logger.warning("serving begins without a node: %s", reason)
+        logger.warning("starting without a node: %s", reason)
     async with discovery(nodes) if discovery is not None else contextlib.nullcontext():
         if settings.backend == "none" and not nodes.fleet() and discovery is None:
             raise ConfigError('backend = "none", and no node has answered: ' + "; ".join(node.reason for node in nodes))
@@ -108,7 +108,7 @@ async def following_nodes(backend: Backend, builder: DeploymentBuilder, reloader
                 failed = False
             except CotenantError as error:
                 failed = True
-                logger.error("no plan with the devices that there are now, the one before stays: %s", error)
+                logger.error("no plan for the present devices, keeping the old one: %s", error)
             if failed or not is_planned():
                 asyncio.get_running_loop().call_later(RETRY, changed.set)
 
@@ -163,7 +163,7 @@ async def running_node(settings: Settings, backend: Backend) -> AsyncIterator[Ru
     check_guarded(node.host, "node.host", guarded=bool(tokens) or tls is not None)
     kinds = backend.fleet()
     if not kinds:
-        raise ConfigError('backend = "none": a node without devices has nothing to offer; take another backend')
+        raise ConfigError('backend = "none": a node without devices has nothing to offer; use another backend')
     if settings.cuts is not None:
         kinds = tuple(msgspec.structs.replace(kind, cuts=settings.cuts) for kind in kinds)
     folder = node.cache or _cache_folder(node.port)

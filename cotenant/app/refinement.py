@@ -79,7 +79,7 @@ async def _looking(refiner: ProfileRefiner) -> AsyncIterator[None]:
                 told = ""
             except Exception as error:
                 if told != repr(error):  # it may fail again with every look
-                    logger.exception("profiles were not looked at; they are again every %g s", PERIOD)
+                    logger.exception("profiles were not checked; trying again every %g s", PERIOD)
                 told = repr(error)
 
     task = asyncio.create_task(watch())

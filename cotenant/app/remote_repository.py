@@ -69,7 +69,7 @@ class RemoteRepository:
         relative = path.removeprefix(root.rstrip("/")).lstrip("/")
         parts = PurePosixPath(relative).parts
         if not parts or "\\" in relative or "\0" in relative or any(part in ("..", ".", STATE) for part in parts):
-            raise ConfigError(f"{self._url}: {relative[:100]!r} is no path of a file in a repository; remove it")
+            raise ConfigError(f"{self._url}: {relative[:100]!r} is not a path of a file in a repository; remove it")
         return str(PurePosixPath(relative))
 
     def _copy(self, files: Any, found: Mapping[str, tuple[str, Mapping[str, Any]]]) -> int:

@@ -91,7 +91,7 @@ async def polling(poller: RepositoryPoller, interval: float) -> AsyncIterator[No
             try:
                 await poller.look()
             except Exception:
-                logger.exception("the model repository was not followed; it is looked at again in %g s", interval)
+                logger.exception("the model repository was not polled; trying again in %g s", interval)
 
     task = asyncio.create_task(watch())
     try:

@@ -72,7 +72,7 @@ async def _planned(builder: DeploymentBuilder, described: Deployment, load: Mach
     text = "" if load is None or not load.busy else describe_load(load, slowdowns)
     if slowdowns and (late := planned.plan.unserved):
         planned = await builder.planned(described)
-        text += f"; no share is left that keeps the targets of {', '.join(late)} beside them"
+        text += f"; no share left would keep the targets of {', '.join(late)} beside them"
     if text:
         logger.warning("%s", text)
     return Prepared(planned)

@@ -65,7 +65,7 @@ class Green:
         counted. Raises DeviceError for an unknown device, or a share of less than one group."""
         device = lane.device
         if device not in self._devices:
-            raise DeviceError(f"lane {lane!r}: no device {device!r}; there are {', '.join(self._devices)}")
+            raise DeviceError(f"lane {lane!r}: no device {device!r}; available: {', '.join(self._devices)}")
         gpu = self._devices[device]
         sizes = self._sizes(gpu)
         sibling = sibling_of(lane, self._open)
@@ -98,7 +98,7 @@ class Green:
     def open_job(self, device: DeviceId) -> Launch:
         """Let a job choose groups at each step, by the share that it has then, in a process of its own."""
         if device not in self._devices:
-            raise DeviceError(f"no device {device!r}; there are {', '.join(self._devices)}")
+            raise DeviceError(f"no device {device!r}; available: {', '.join(self._devices)}")
         env = {"CUDA_VISIBLE_DEVICES": self._devices[device].uuid, "CUDA_DEVICE_MAX_CONNECTIONS": _CONNECTIONS}
         return Launch(env=env, cuda=True, process=str(device))
 

@@ -98,7 +98,7 @@ class Mig:
         """
         device = lane.device
         if device not in self._gpus:
-            raise DeviceError(f"lane {lane!r}: there is no device {device!r}; there is {', '.join(self._gpus)}")
+            raise DeviceError(f"lane {lane!r}: there is no device {device!r}; available: {', '.join(self._gpus)}")
         fitting = sorted((p for p in self._parts[device] if p.share == share), key=lambda part: -part.memory)
         part = next((part for part in fitting if sibling_of(lane, part.lanes) is not None), None)
         if part is None:
@@ -274,7 +274,7 @@ def cut_gpu(uuid: str, shares: Sequence[int]) -> None:
             info = offered.get(share)
             if info is None or (whole := _placed(nvml, handle, info)) is None:
                 have = ", ".join(show_share(each) for each in offered)
-                raise DeviceError(f"{uuid}: no room for a MIG instance of {show_share(share)}; there are {have}")
+                raise DeviceError(f"{uuid}: no room for a MIG instance of {show_share(share)}; available: {have}")
             _with_compute(nvml, whole, info.sliceCount)
 
 

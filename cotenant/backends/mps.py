@@ -148,7 +148,7 @@ class Mps:
         JOB_PERCENT: a client's percentage cannot change, and kernels that run are not interrupted."""
         held = self._devices.get(device)
         if held is None:
-            raise DeviceError(f"no device {device!r}; there are {', '.join(self._devices)}")
+            raise DeviceError(f"no device {device!r}; available: {', '.join(self._devices)}")
         if self._static:
             raise DeviceError(f"{device}: static partitions leave a job no multiprocessors; set static = false")
         env = {

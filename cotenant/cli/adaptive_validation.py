@@ -251,13 +251,17 @@ def adaptive_comparison_view(compared: AdaptiveComparison) -> RenderableType:
 
 def _replay_verdict(compared: AdaptiveComparison) -> str:
     if compared.replay_difference:
-        return f"Replay (the same observations): OTHER DECISIONS, which is a bug: {compared.replay_difference}"
-    return "Replay (the same observations): the same decisions, as there must be."
+        return f"Replay (the same observations): DIFFERENT DECISIONS, which is a bug: {compared.replay_difference}"
+    return "Replay (the same observations): the same decisions, as required."
 
 
 def _simulation_verdict(compared: AdaptiveComparison) -> str:
     live, simulated = ("; ".join((*run.plans, *run.rollouts)) for run in (compared.live, compared.simulated))
-    same = "the same decisions" if compared.decides_the_same else "other decisions, as other observations may lead to"
+    same = (
+        "the same decisions"
+        if compared.decides_the_same
+        else "different decisions, which different observations explain"
+    )
     return f"Simulation (its own observations): {same}. Live: {live or 'none'}. Simulated: {simulated or 'none'}."
 
 

@@ -35,7 +35,7 @@ def capacity(
     model_repository: ModelRepository = None,
     planner: PlannerName = None,
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", help="Plan to examine (JSON file). Default: a new plan.")
+        Path | None, typer.Option("--plan", help="Plan to simulate (JSON file). Default: a new plan.")
     ] = None,
     growth: Annotated[
         float | None,
@@ -64,8 +64,8 @@ def capacity(
         report_capacity(asked, answer, workload, duration, runs, jobs, output, lend=lend)
         return
     if lend:
-        raise ConfigError("--growth counts on shares alone, as plans do; leave it out, or leave out --lend")
+        raise ConfigError("--growth sizes fleets without lending; leave out --lend")
     if plan_file is not None:
-        raise ConfigError("--growth makes its own plans; leave it out, or leave out --plan")
+        raise ConfigError("--growth makes its own plans; leave out --plan")
     asked = load_problem(problem, settings, model_repository)
     report_growth(asked, workload, planner, growth, duration, runs, jobs, output)

@@ -34,7 +34,7 @@ def characterise(
     settings: SettingsFile = None,
     model_repository: ModelRepository = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the results; runs that it has are not run again.")
+        Path, typer.Option("--output", "-o", help="Folder for the results; completed runs in it are not repeated.")
     ] = Path("characterisation"),
     scenario: Annotated[
         list[str] | None,
@@ -48,9 +48,12 @@ def characterise(
             "--share", metavar="PERCENT", help="Share of the device; repeat for several. Default: 100, 50 and 25."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Most samples that a model takes at once.")] = BATCH,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Largest batch, in samples.")] = BATCH,
     duration: Annotated[
-        float, typer.Option("--duration", parser=duration_of_at_least(0.01), help="Of each run, such as 2s or 10min.")
+        float,
+        typer.Option(
+            "--duration", parser=duration_of_at_least(0.01), help="Duration of each run, such as 2s or 10min."
+        ),
     ] = SECONDS,
     pairs: Annotated[
         int | None,
@@ -61,9 +64,9 @@ def characterise(
         ),
     ] = None,
     loadgen: Annotated[
-        bool, typer.Option("--loadgen", help="Have MLPerf's own LoadGen send the queries; needs cotenant\\[loadgen].")
+        bool, typer.Option("--loadgen", help="Send the queries with MLPerf's LoadGen; needs cotenant\\[loadgen].")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run everything again.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Repeat completed runs.")] = False,
     json: Json = False,
 ) -> None:
     """Run MLPerf's scenarios on models alone and co-located over shares of a device; write the matrices that the
@@ -77,9 +80,9 @@ def characterise(
     scenarios = list(dict.fromkeys(scenario or SCENARIOS))
     for name in scenarios:
         if name not in SCENARIOS:
-            raise ConfigError(f"--scenario {name}: there are {', '.join(SCENARIOS)}")
+            raise ConfigError(f"--scenario {name}: unknown; available: {', '.join(SCENARIOS)}")
     if OFFLINE not in scenarios and pairs:
-        raise ConfigError("--pairs co-locates models in the offline scenario; add --scenario offline")
+        raise ConfigError("--pairs needs the offline scenario; add --scenario offline")
     pairs = pairs if OFFLINE in scenarios else 0
     generator = None
     if loadgen:
@@ -92,7 +95,7 @@ def characterise(
     measured.go_on(conditions)  # before models are profiled
     server_settings = load_settings(settings, model_repository)
     if server_settings.backend == "fake":
-        raise ConfigError("the backend fake runs no models, so there is nothing to characterise; use another")
+        raise ConfigError("the backend fake runs no models, so there is nothing to characterise; use another backend")
     deployment = load_unplanned(server_settings)
     for name, reason in deployment.broken.items():
         print_labelled("left out:", f"{name}: {reason}")
@@ -125,7 +128,7 @@ def characterise(
         _show(configurations([run for run in measured.runs if run.result.scenario == name]), "samples/s alone")
     for kind, matrix in lost.items():
         if matrix.rows:
-            _show(matrix, f"samples/s lost beside another model on {kind}, offline")
+            _show(matrix, f"samples/s lost co-located on {kind}, offline")
     if measured.samples:
         _say(
             f"cotenant fit {output / PAIRS} --profiles {output / PROFILES} --model svd -o svd.json"
@@ -340,7 +343,7 @@ def _legal_shares(shares: Sequence[float], kind: Any) -> tuple[int, ...]:
     for share in parsed:
         if share not in kind.cuts:
             legal = ", ".join(f"{cut / 10:g}" for cut in kind.cuts)
-            raise ConfigError(f"--share {share / 10:g}: {kind.name} has no such share; there are {legal}")
+            raise ConfigError(f"--share {share / 10:g}: {kind.name} has no such share; available: {legal}")
     return tuple(dict.fromkeys(parsed))
 
 

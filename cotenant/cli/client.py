@@ -49,7 +49,7 @@ class ServerEndpoint(msgspec.Struct, frozen=True):
         if not self.token:
             return {}
         if not self.encrypted and not is_local(self.address):
-            raise ConfigError(f"{self.address!r}: a token is not sent over a network in the clear; write https://…")
+            raise ConfigError(f"{self.address!r}: a token is not sent unencrypted over a network; write https://…")
         return {"Authorization": f"Bearer {self.token}"}
 
     def tls(self) -> ssl.SSLContext | None:
@@ -117,8 +117,8 @@ def send(
         ) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise ConfigError(
-            f"no server answers at {server.address!r}: {error}; start one with `cotenant serve`"
-            + ("; one with TLS is at https://…" if not server.encrypted else "")
+            f"no server answers at {server.address!r}: {getattr(error, 'strerror', None) or error}; start one with "
+            f"`cotenant serve`, or name another with --address{'' if server.encrypted else ' (TLS: https://HOST:PORT)'}"
         ) from None
 
 

@@ -46,16 +46,21 @@ def colocate(
     candidates: Annotated[
         str, typer.Option("--candidates", "-c", metavar="A,B,...", help="Candidates, written as TARGET is.")
     ],
-    profiles: Annotated[Path, typer.Option("--profiles", help="CSV file with the profiles of all of them.")],
+    profiles: Annotated[Path, typer.Option("--profiles", help="Profiles of the target and the candidates (CSV file).")],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, max=7, help="Number of models to co-locate with it.")
+        int, typer.Option("--count", "-n", min=1, max=7, help="Number of models to co-locate with the target.")
     ] = 1,
     policy: Annotated[
-        str | None, typer.Option("--policy", help="Policy: predicted, kace, memcap, sm, mem, random or oracle.")
+        str | None,
+        typer.Option(
+            "--policy",
+            help="predicted, kace, memcap, sm, mem, random or oracle. Default: predicted with --fit, kace with "
+            "--samples, else memcap.",
+        ),
     ] = None,
     fit: Annotated[
         Path | None,
-        typer.Option("--fit", help="Interference predictor that `cotenant fit` wrote, for --policy predicted."),
+        typer.Option("--fit", help="Interference predictor written by `cotenant fit`, for --policy predicted."),
     ] = None,
     samples: Annotated[
         Path | None,
@@ -65,10 +70,14 @@ def colocate(
         str, typer.Option("--technique", help="Regression of --policy kace: lr, ridge, rf, nn or automl.")
     ] = "lr",
     by: Annotated[
-        str, typer.Option("--by", help="Throughput to maximize: `rows` per second, or `relative` to running alone.")
+        str, typer.Option("--by", help="Throughput to maximise: `rows` per second, or `relative` to running alone.")
     ] = "rows",
-    memory: Annotated[str | None, typer.Option("--memory", help="Memory of the device, such as 32GiB.")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="Kind of device, where the profiles have several.")] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory of the device, such as 32GiB. Default: unlimited.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Kind of device; required if the profiles have several.")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare the choices of all policies.")] = False,
     seed: Seed = 0,
     json: Json = False,
@@ -82,7 +91,7 @@ def colocate(
     from cotenant.predictors.samples import read_samples
 
     if by not in ("rows", "relative"):
-        raise ConfigError(f"--by: {by!r} is not known; take rows or relative")
+        raise ConfigError(f"--by: {by!r} is unknown; use rows or relative")
     known = read_profiles(read_text(profiles).splitlines(keepends=True), str(profiles))
     kinds = sorted({each for _, each in known})
     if kind is None and len(kinds) > 1:
@@ -213,7 +222,7 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
         if policy == "kace":
             self._need(self.runs, "kace", "--samples")
             if self.by != "rows":
-                raise ConfigError("kace learns the sum in rows/s; leave out --by relative, or take --policy predicted")
+                raise ConfigError("kace learns the sum in rows/s; leave out --by relative, or use --policy predicted")
             size = 1 + len(self.sets[0])
             runs = [run for run in self.runs if len(run.loads) == size]
             return planner.rank_by_learned_sum(
@@ -228,7 +237,7 @@ class ColocateInputs(msgspec.Struct, frozen=True, kw_only=True):
                 print_labelled("extrapolated:", f"interference on {model}: {why}")
             return planner.rank_by_prediction(self.target, with_profiles(fitted, self.profiles), self.profiles, self.by)
         known = ", ".join(("predicted", "kace", *planner.RULES, "random", "oracle"))
-        raise ConfigError(f"--policy: {policy!r} is not known; there are {known}")
+        raise ConfigError(f"--policy: {policy!r} is unknown; available: {known}")
 
     def _need(self, given: object, policy: str, flag: str) -> None:
         if not given:
@@ -244,13 +253,13 @@ def parse_load(text: str, profiles: Profiles, colocated: int) -> Load:
         raise ConfigError(f"{text!r} is not MODEL[:BATCH][@SHARE%]; write it as resnet50:8@50%")
     profile = next((each for (model, _), each in profiles.items() if model == match[1].strip()), None)
     if profile is None:
-        raise ConfigError(f"model {match[1]!r} has no profile; there are {', '.join(sorted(m for m, _ in profiles))}")
+        raise ConfigError(f"model {match[1]!r} has no profile; available: {', '.join(sorted(m for m, _ in profiles))}")
     batch = int(match[2]) if match[2] else profile.max_batch
     share = round(float(match[3]) * 10) if match[3] else max(WHOLE // (1 + colocated), profile.shares[0])
     if not 1 <= batch <= profile.max_batch:
         raise ConfigError(f"{text!r}: a batch of {batch} is not one from 1 to {profile.max_batch}, as measured")
     if not profile.shares[0] <= share <= WHOLE:
-        raise ConfigError(f"{text!r}: a share must lie between {profile.shares[0] / 10:g} and 100 %")
+        raise ConfigError(f"{text!r}: a share must be between {profile.shares[0] / 10:g} and 100 %")
     return Load(profile.model, profile.kind, batch, share)
 
 

@@ -15,11 +15,11 @@ from cotenant.core.units import show_seconds
 # Name → what it does, and the function or group of commands that does it. A test holds the words against its docstring.
 COMMANDS = {
     "demo": (
-        "Build example models, profile, plan and serve them, send real requests and load, and report.",
+        "Build, profile, plan and serve example models, send requests and load, and print a report.",
         "cotenant.cli.demo:demo",
     ),
     "examples": (
-        "Build example models: the papers' architectures, small trained models, a sentence embedder.",
+        "Build example models: the papers' architectures, small trained models, and a sentence embedder.",
         "cotenant.cli.examples:examples",
     ),
     "profile": (
@@ -60,7 +60,7 @@ COMMANDS = {
         "cotenant.cli.fit:fit",
     ),
     "train": (
-        "Train the policy of a planner that learns on a problem: minutes on one core.",
+        "Train the policy of planner inss or inss-plus on a problem. Takes minutes on one core.",
         "cotenant.cli.train:train",
     ),
     "serve": ("Serve a model repository over HTTP and gRPC until Ctrl-C.", "cotenant.cli.serve:serve"),
@@ -73,7 +73,7 @@ COMMANDS = {
         "cotenant.cli.loadtest:loadtest",
     ),
     "status": (
-        "Show what a server serves, on which partitions, and how well. With --watch --json: a line per second.",
+        "Show a server's models, partitions, workers and SLO attainment. With --watch --json: one line per second.",
         "cotenant.cli.status:status",
     ),
     "models": ("List, load and unload the models of a running server.", "cotenant.cli.models:app"),
@@ -83,7 +83,7 @@ COMMANDS = {
     ),
     "infer": ("Send one inference request and print the outputs.", "cotenant.cli.infer:infer"),
     "reload": (
-        "Make a server read its settings again, and roll out the new plan. Waits until that is done.",
+        "Make a server reload its configuration and roll out the new plan. Waits until that is done.",
         "cotenant.cli.reload:reload",
     ),
     "replay": (
@@ -95,31 +95,31 @@ COMMANDS = {
         "cotenant.cli.reproduce:reproduce",
     ),
     "dra": (
-        "Account for shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.",
+        "Allocate shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.",
         "cotenant.cli.dra:app",
     ),
     "endpoint-picker": (
-        "Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C.",
+        "Pick servers for Envoy's requests, by the endpoint-picker protocol of the Gateway API, until Ctrl-C.",
         "cotenant.cli.endpoint_picker:endpoint_picker",
     ),
     "device-exporter": (
-        "Export the partitions of this node's GPUs, their users and utilisation, until Ctrl-C.",
+        "Export metrics of this node's GPUs: partitions, users and utilisation, until Ctrl-C.",
         "cotenant.cli.device_exporter:device_exporter",
     ),
     "recommender": (
-        "Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C.",
+        "Predict over gRPC, from measurements, the throughput of models alone and co-located, until Ctrl-C.",
         "cotenant.cli.recommender:recommender",
     ),
     "scaling-controller": (
-        "Provision and release instances by HetSev, from the rates that Prometheus has, until Ctrl-C.",
+        "Scale instances of models with HetSev's algorithms, by the rates in Prometheus, until Ctrl-C.",
         "cotenant.cli.scaling_controller:scaling_controller",
     ),
     "instance-controller": (
-        "Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C.",
+        "Create, delete and list pods that run instances of models, for a scaling controller, until Ctrl-C.",
         "cotenant.cli.instance_controller:instance_controller",
     ),
     "share-controller": (
-        "Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C.",
+        "Assign shares of devices to pods that request them by annotations, with any planner, until Ctrl-C.",
         "cotenant.cli.share_controller:share_controller",
     ),
     "devices": (

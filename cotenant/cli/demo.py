@@ -60,15 +60,17 @@ def demo(
     grpc_port: GrpcPort = None,
     metrics_port: MetricsPort = None,
     planner: PlannerName = None,
-    plot: Annotated[Path, typer.Option("--plot", help="Draw the plan into this file.")] = Path("demo/plan.svg"),
+    plot: Annotated[Path, typer.Option("--plot", help="Draw the plan into this .svg, .png or .pdf file.")] = Path(
+        "demo/plan.svg"
+    ),
     report: ReportFile = None,
     job: Annotated[
-        bool, typer.Option("--job", help="Train a digit reader with PyTorch on what serving leaves idle.")
+        bool, typer.Option("--job", help="Also train a digit classifier with PyTorch, on idle share.")
     ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Build example models, profile, plan and serve them, send real requests and load, and report."""
+    """Build, profile, plan and serve example models, send requests and load, and print a report."""
     check_files(plot, report)
     if job:
         check_can_train()
@@ -118,7 +120,7 @@ async def run(
                     print_labelled("busy machine:", describe_load(load, slowdowns), console)
             builder.say("planning")
             chosen = await asyncio.to_thread(plan_demo_once, described.problem, settings, slowdowns)
-            told.extend([*(f"Cannot be kept: {line}." for line in chosen.missed), f"{_describe_rates(chosen)}."])
+            told.extend([*(f"SLO out of reach: {line}." for line in chosen.missed), f"{_describe_rates(chosen)}."])
             deployment = msgspec.structs.replace(described, problem=chosen.problem, plan=chosen.plan)
             if not json:
                 _show_rates(chosen)
@@ -144,13 +146,13 @@ async def run(
                 result = await _load(server, addresses, requests, seconds=seconds, scale=scale, seed=seed, quiet=json)
                 if watch is not None:
                     trained = await watch.look()
-                    told.append(f"Beside it a digit reader was trained: {watch.summary(trained)}.")
+                    told.append(f"A digit classifier was trained on idle share: {watch.summary(trained)}.")
             if json:
                 show_json(result.to_json() if trained is None else _with_job(result, trained))
             else:
                 console.print(report_table(result))
                 if watch is not None and trained is not None:
-                    print_labelled("trained beside it:", watch.summary(trained), console)
+                    print_labelled("trained on idle share:", watch.summary(trained), console)
                 for row in result.models:
                     if not row.slo_met:
                         print_labelled("SLO violated:", describe_attainment(row), console)
@@ -173,9 +175,9 @@ async def _end(task: asyncio.Task[Any]) -> None:
 def _show_rates(chosen: DemoPlan) -> None:
     """Say what the demo asks of the machine, and what of that it cannot have."""
     for line in chosen.missed:
-        print_labelled("cannot be kept:", line, console)
+        print_labelled("SLO out of reach:", line, console)
     if chosen.fraction < 1:
-        console.print(f"asking for {chosen.fraction * 100:.0f} % of these rates instead", highlight=False)
+        console.print(f"planning for {chosen.fraction * 100:.0f} % of these rates instead", highlight=False)
     console.print(_describe_rates(chosen), highlight=False, soft_wrap=True)
 
 
@@ -183,7 +185,7 @@ def _describe_rates(chosen: DemoPlan) -> str:
     rates = sum(chosen.problem.rates.values())
     return (
         f"rates: {rates:.0f} requests/s in all, which take {chosen.fraction * DEMO_WORK * 100:.0f} % of the machine; "
-        "the rest is headroom for the server, this program, others and chance"
+        "the rest is headroom for the server, this program, other programs and random bursts"
     )
 
 

@@ -14,7 +14,7 @@ import typer
 from prometheus_client import start_http_server
 
 from cotenant.backends.mig import cut_gpu
-from cotenant.cli.options import ServiceLogFormat, ServiceLogLevel, duration_of_at_least
+from cotenant.cli.options import Kubeconfig, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
@@ -30,32 +30,30 @@ logger = logging.getLogger(__name__)
 def device_exporter(
     node: Annotated[
         str | None,
-        typer.Option("--node", envvar="COTENANT_NODE", help="Name of this node in Kubernetes. Default: the host's."),
+        typer.Option("--node", envvar="COTENANT_NODE", help="Name of this node in Kubernetes. Default: the host name."),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address of the Prometheus metrics.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the Prometheus metrics.")] = 9401,
+    host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of the Prometheus metrics; 0 for any free port.")
+    ] = 9401,
     interval: Annotated[
         float,
-        typer.Option(
-            "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between two readings."
-        ),
+        typer.Option("--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between readings."),
     ] = INTERVAL,
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes/--no-kubernetes", help="Report the devices in an annotation of the node.")
+        bool, typer.Option("--kubernetes/--no-kubernetes", help="Publish the devices in an annotation of the node.")
     ] = True,
     recut: Annotated[
-        bool, typer.Option("--recut", help="Cut GPUs with MIG anew, while nobody uses them, as the controller asks.")
+        bool, typer.Option("--recut", help="Repartition idle MIG GPUs when the share controller asks for it.")
     ] = False,
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
 ) -> None:
-    """Export the partitions of this node's GPUs, their users and utilisation, until Ctrl-C."""
+    """Export metrics of this node's GPUs: partitions, users and utilisation, until Ctrl-C."""
     set_up_log(log_level, log_format, access=False)
     if recut and not kubernetes:
-        raise ConfigError("--recut needs Kubernetes, where it is said into what; leave --no-kubernetes out")
+        raise ConfigError("--recut takes the layout from Kubernetes; leave out --no-kubernetes")
     asyncio.run(_run(node or socket.gethostname(), (host, port), interval, kubernetes, recut, kubeconfig))
 
 

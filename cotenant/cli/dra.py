@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cotenant.cli.options import Json, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
+from cotenant.cli.options import Json, Kubeconfig, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
@@ -21,43 +21,41 @@ from cotenant.k8s.dra.node_plugin import CDI, KUBELET, NodeOptions, node_plugin
 from cotenant.k8s.dra.publisher import PERIOD
 
 app = typer.Typer(
-    help="Account for shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.", no_args_is_help=True
+    help="Allocate shares of devices in a Kubernetes cluster by Dynamic Resource Allocation.", no_args_is_help=True
 )
 
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(
-        "--kubeconfig", help="Configuration of the client. Default: the pod's service account, else KUBECONFIG."
-    ),
-]
 NodeName = Annotated[
     str | None,
-    typer.Option("--node", envvar="NODE_NAME", help="Name of this node in the cluster."),
+    typer.Option("--node", envvar="NODE_NAME", help="Name of this node in Kubernetes."),
 ]
 KubeletFolder = Annotated[Path, typer.Option("--kubelet-directory", metavar="DIR", help="The kubelet's folder.")]
 CdiFolder = Annotated[
-    Path, typer.Option("--cdi-directory", metavar="DIR", help="Where the container runtime looks for CDI files.")
+    Path, typer.Option("--cdi-directory", metavar="DIR", help="Folder where the container runtime reads CDI files.")
 ]
 VendorKind = Annotated[
     str,
     typer.Option(
         "--vendor-cdi",
         metavar="KIND",
-        help="Kind of the vendor's CDI devices, which bring device nodes and libraries. Empty: device nodes alone.",
+        help="Kind of the vendor's CDI devices, which add device nodes and libraries. Empty: add device nodes only.",
     ),
 ]
 MpsPipe = Annotated[
     Path | None,
-    typer.Option("--mps-pipe-directory", metavar="DIR", help="The node's folder of MPS' pipes, to mount."),
+    typer.Option(
+        "--mps-pipe-directory", metavar="DIR", help="The node's folder of MPS pipes, to mount into containers."
+    ),
 ]
 MpsSharedMemory = Annotated[
     Path | None,
-    typer.Option("--mps-shm-directory", metavar="DIR", help="The node's folder of MPS' shared memory, to mount."),
+    typer.Option(
+        "--mps-shm-directory", metavar="DIR", help="The node's folder of MPS shared memory, to mount into containers."
+    ),
 ]
 Interval = Annotated[
     float,
     typer.Option(
-        "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between two looks at the GPUs."
+        "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between checks of the GPUs."
     ),
 ]
 
@@ -100,7 +98,7 @@ def claims(
     log_level: ServiceLogLevel = "warning",
     log_format: ServiceLogFormat = "text",
 ) -> None:
-    """Create the ResourceClaims that stand for the shares of pods, until Ctrl-C."""
+    """Create the ResourceClaims for the shares planned for pods, until Ctrl-C."""
     set_up_log(log_level, log_format, access=False)
     asyncio.run(_claim(kubeconfig))
 

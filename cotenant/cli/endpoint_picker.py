@@ -16,9 +16,9 @@ from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.cli.options import (
     CaFile,
-    Certificate,
-    CertificateKey,
     Json,
+    ServiceCertificate,
+    ServiceKey,
     ServiceLogFormat,
     ServiceLogLevel,
     TokenFile,
@@ -41,7 +41,7 @@ GRACE = 5.0  # seconds for requests in flight when it stops
 Replicas = Annotated[
     list[str],
     typer.Argument(
-        metavar="HOST:PORT…",
+        metavar="HOST:PORT",
         help="HTTP ports of the servers. A name with several addresses, such as that of a headless Service, stands for"
         " all of them.",
     ),
@@ -49,13 +49,16 @@ Replicas = Annotated[
 DestinationPort = Annotated[
     int | None,
     typer.Option(
-        "--destination-port", min=1, max=65535, help="Port that requests go to, such as 8001 for gRPC. Default: PORT."
+        "--destination-port",
+        min=1,
+        max=65535,
+        help="Port that Envoy sends requests to, such as 8001 for gRPC. Default: PORT of HOST:PORT.",
     ),
 ]
 Interval = Annotated[
     float,
     typer.Option(
-        "--interval", parser=duration_of_at_least(0.01), metavar="DURATION", help="Time between two looks at a server."
+        "--interval", parser=duration_of_at_least(0.01), metavar="DURATION", help="Time between polls of each server."
     ),
 ]
 
@@ -65,19 +68,20 @@ def endpoint_picker(
     host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9002,
     metrics_port: Annotated[
-        int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the Prometheus metrics.")
+        int,
+        typer.Option("--metrics-port", min=0, max=65535, help="Port of the Prometheus metrics; 0 for any free port."),
     ] = 9090,
     destination_port: DestinationPort = None,
     interval: Interval = INTERVAL,
     token_file: TokenFile = None,
     ca_file: CaFile = None,
-    certificate: Certificate = None,
-    key: CertificateKey = None,
+    certificate: ServiceCertificate = None,
+    key: ServiceKey = None,
     log_level: ServiceLogLevel = "warning",
     log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
-    """Tell Envoy, by the endpoint-picker protocol of the Gateway API, which server takes a request, until Ctrl-C."""
+    """Pick servers for Envoy's requests, by the endpoint-picker protocol of the Gateway API, until Ctrl-C."""
     access = tls_files(certificate, key)
     if interval > MAX_AGE / 2:  # else a server would take no requests from one look to the next
         raise ConfigError(f"--interval {show_seconds(interval)}: must be at most {show_seconds(MAX_AGE / 2)}")
@@ -93,7 +97,7 @@ def endpoint_picker(
 def _host_port(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition("://")[2].rstrip("/").rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{text!r} is no replica; write HOST:PORT, such as cotenant:8000")
+        raise ConfigError(f"{text!r} is not a replica; write HOST:PORT, such as cotenant:8000")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -28,22 +28,27 @@ ExampleRepository = Annotated[
 
 def examples(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models to build. Default: those of the demo.")
+        list[str] | None, typer.Argument(metavar="MODEL", help="Models to build. Default: those of the demo.")
     ] = None,
     model_repository: ExampleRepository = Path("models"),
     torch: Annotated[
         bool,
-        typer.Option("--torch", help="Build PyTorch models, for GPUs; `gpulet` and `kace` name the papers' sets."),
+        typer.Option(
+            "--torch",
+            help="Build PyTorch models, for GPUs. MODEL may also be `gpulet` or `kace`: the papers' models.",
+        ),
     ] = False,
     files: Annotated[
         Path | None,
-        typer.Option("--files", metavar="FOLDER", help="Copy the example files of the documentation there and exit."),
+        typer.Option(
+            "--files", metavar="FOLDER", help="Copy the documentation's example files into this folder and exit."
+        ),
     ] = None,
     seed: Seed = 0,
     list_: Annotated[bool, typer.Option("--list", help="List the models that can be built and exit.")] = False,
     json: Json = False,
 ) -> None:
-    """Build example models: the papers' architectures, small trained models, a sentence embedder."""
+    """Build example models: the papers' architectures, small trained models, and a sentence embedder."""
     if list_:
         recipes = TORCH if torch else ZOO
         if json:
@@ -54,7 +59,7 @@ def examples(
         return
     if files is not None:
         if names or torch:
-            raise ConfigError("--files copies problem, profile and workload files; it builds no models")
+            raise ConfigError("--files copies example files and builds no models; leave out the models")
         for path in copy_examples(files):
             print_written(path)
         return

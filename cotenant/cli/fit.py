@@ -48,7 +48,7 @@ def fit(
         typer.Option(
             "--data",
             envvar="COTENANT_DATA",
-            help="Folder with the files of published sets, as their authors have them.",
+            help="Folder of the published sets' files, as their authors distribute them.",
         ),
     ] = None,
     model: Annotated[
@@ -64,11 +64,11 @@ def fit(
         Path | None, typer.Option("--output", "-o", help="Write the fitted predictor into this JSON file.")
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Cross-validate predictors and show their errors.")
+        bool, typer.Option("--compare", help="Cross-validate predictors and show their errors; fit none.")
     ] = False,
     repeats: Annotated[
         int | None,
-        typer.Option("--repeats", min=1, help="Random splits of the cross-validation by --compare or --report."),
+        typer.Option("--repeats", min=1, help="Number of random splits of the cross-validation (--compare, --report)."),
     ] = None,
     plot: PlotFile = None,
     report: ReportFile = None,
@@ -78,15 +78,15 @@ def fit(
     """Fit an interference predictor to samples of co-located runs, or compare predictors on them."""
     for name in model or ():
         if name not in PREDICTORS:
-            raise ConfigError(f"--model {name}: there are {', '.join(PREDICTORS)}")
+            raise ConfigError(f"--model {name}: unknown; available: {', '.join(PREDICTORS)}")
     if repeats is not None and not compare and report is None:
-        raise ConfigError("--repeats is the number of splits of a cross-validation; it goes with --compare or --report")
+        raise ConfigError("--repeats is for cross-validation; add --compare or --report")
     if compare and output is not None:
         raise ConfigError("--compare writes no predictor; leave out --output, or leave out --compare")
     if not compare and len(model or ()) > 1:
-        raise ConfigError("one --model is fitted at a time; --compare compares several")
+        raise ConfigError("only one --model can be fitted; leave out the others, or add --compare")
     if not compare and plot is not None:
-        raise ConfigError("--plot draws a comparison; it goes with --compare")
+        raise ConfigError("--plot draws a comparison; add --compare")
     check_report(report)
     known, of = _read(samples, profiles or [], data)
     names = model or (list(PREDICTORS) if compare else ["gaussian-process"])

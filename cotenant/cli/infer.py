@@ -40,7 +40,7 @@ def infer(
             help="Request as JSON (Open Inference Protocol), or one input as [NAME=]FILE.npy; repeat for several.",
         ),
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Send random inputs of one row.")] = False,
+    random: Annotated[bool, typer.Option("--random", help="Send one row of random inputs.")] = False,
     address: ServerAddress = LOCAL,
     seed: Seed = 0,
     json: Json = False,
@@ -52,7 +52,7 @@ def infer(
     from cotenant.cli.client import infer as send_inputs
 
     if bool(inputs) == random:
-        raise ConfigError(f"what to send to {model!r}? Give --input FILE or --random, one of the two")
+        raise ConfigError(f"nothing to send to {model!r}; give either --input FILE or --random")
     server = endpoint(address, token_file, ca_file)
     if inputs and inputs[0].endswith(".json"):
         if len(inputs) > 1:

@@ -11,7 +11,15 @@ import typer
 import uvloop
 
 from cotenant.app.access import grpc_tls, read_tokens
-from cotenant.cli.options import Certificate, CertificateKey, Json, ServiceLogFormat, ServiceLogLevel, tls_files
+from cotenant.cli.options import (
+    Json,
+    Kubeconfig,
+    ServiceCertificate,
+    ServiceKey,
+    ServiceLogFormat,
+    ServiceLogLevel,
+    tls_files,
+)
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -27,11 +35,9 @@ GRACE = 5.0  # seconds for calls in flight when it stops
 def instance_controller(
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", help="Of the instances and of the PodTemplates. Default: this pod's."),
+        typer.Option("--namespace", "-n", help="Namespace of the instances and PodTemplates. Default: this pod's."),
     ] = None,
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9004,
     token_file: Annotated[
@@ -39,19 +45,19 @@ def instance_controller(
         typer.Option(
             "--token-file",
             envvar="COTENANT_TOKEN_FILE",
-            help="File with the tokens that callers have to send. Without it only this machine's may call.",
+            help="File of the tokens accepted from callers. Without it, only this machine may call.",
         ),
     ] = None,
-    certificate: Certificate = None,
-    key: CertificateKey = None,
+    certificate: ServiceCertificate = None,
+    key: ServiceKey = None,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
-    """Provision, release and list instances of models, which are pods, as a scaling controller asks, until Ctrl-C."""
+    """Create, delete and list pods that run instances of models, for a scaling controller, until Ctrl-C."""
     tls = tls_files(certificate, key)
     if token_file is None and not _is_loopback(host):
-        raise ConfigError(f"--host {host}: whoever reaches it could make pods; set --token-file")
+        raise ConfigError(f"--host {host}: anyone who reaches it could create pods; set --token-file")
     set_up_log(log_level, log_format, access=False)
     access = Access() if token_file is None else Access({Role.CONTROL: read_tokens(token_file)})
     uvloop.run(_serve(namespace, kubeconfig, (host, port), access, tls, json=json))

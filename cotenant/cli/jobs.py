@@ -28,43 +28,45 @@ app = typer.Typer(
 
 PERIOD = 0.5  # seconds between two looks at a job that is followed
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, such as digits-7.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="ID of the job, such as digits-7.")]
 
 
 @app.command()
 def submit(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="Program to run, with its arguments.")
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Command to run, with its arguments.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Job file (TOML).")] = None,
     train: Annotated[
         str | None,
         typer.Option(
-            "--train", metavar="SOURCE", help="What to train: of the zoo, such as digits, or FILE.py:FUNCTION."
+            "--train", metavar="SOURCE", help="Training to run: one of the zoo, such as digits, or FILE.py:FUNCTION."
         ),
     ] = None,
     infer: Annotated[
-        str | None, typer.Option("--infer", metavar="MODEL", help="Model to run over a file of inputs.")
+        str | None, typer.Option("--infer", metavar="MODEL", help="Model to run over the file of --input.")
     ] = None,
-    input: Annotated[Path | None, typer.Option("--input", "-i", help="File of inputs, of --infer.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write outputs to, of --infer.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Rows of a step, of --train and --infer.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Steps to train. Default: as the source says.")] = None,
+    input: Annotated[Path | None, typer.Option("--input", "-i", help="File of inputs for --infer.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the outputs of --infer.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Rows per step, for --train and --infer.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Steps to train. Default: those of the source.")] = None,
     directory: Annotated[
-        Path | None, typer.Option("--directory", help="Where a command runs. Default: the current folder.")
+        Path | None, typer.Option("--directory", help="Folder to run the command in. Default: the current folder.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name; the id is this and a number.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the job; its ID is the name and a number.")
+    ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", help="Weight of its part of what is idle, 1 to 100. Default: 1.")
+        int | None, typer.Option("--priority", help="Weight of its part of the idle share, 1 to 100. Default: 1.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory that it may have, such as 2GiB. Default: the server's.")
+        str | None, typer.Option("--memory", help="Memory limit, such as 2GiB. Default: `[jobs] memory` of the server.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option("--deadline", help="When it should be done: 06:00, 2h, 2026-12-01T06:00.")
+        str | None, typer.Option("--deadline", help="Time to finish by: 06:00, 2h (from now) or 2026-12-01T06:00.")
     ] = None,
     retries: Annotated[
-        int | None, typer.Option("--retries", help="How often it is started again after a failure. Default: 3.")
+        int | None, typer.Option("--retries", help="Number of restarts after failures. Default: 3.")
     ] = None,
     grace: Annotated[
         float | None,
@@ -72,13 +74,13 @@ def submit(
             "--grace",
             parser=parse_duration,
             metavar="DURATION",
-            help="From being told to stop until it is killed. Default: 10s.",
+            help="Time between the request to stop and the kill. Default: 10s.",
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", help="Threads. Default: one for each core of its device.")
+        int | None, typer.Option("--threads", help="Number of threads. Default: one per core of its device.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Follow it until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow the job until it ends.")] = False,
     address: ServerAddress = LOCAL,
     json: Json = False,
     token_file: TokenFile = None,
@@ -157,7 +159,7 @@ def _check_options(kind: str, fitting: Collection[str], options: Mapping[str, Pa
     for option, value in options.items():
         if value is not None and option not in fitting:
             where = "write it in the file" if kind == "--file" else "leave it out"
-            raise ConfigError(f"--{option}: is no option of {kind}; {where}")
+            raise ConfigError(f"--{option}: is not an option of {kind}; {where}")
 
 
 @app.command("list")
@@ -179,7 +181,7 @@ def list_jobs(
         for note in job_notes(listed.jobs, now):
             console.print(note, markup=False, highlight=False)
     else:
-        aside.print("there are no jobs; submit one: cotenant jobs submit --train digits", highlight=False)
+        aside.print("no jobs; submit one: cotenant jobs submit --train digits", highlight=False)
     if listed.problem:
         aside.print(f"[yellow]note[/] {escape(listed.problem)}", highlight=False, soft_wrap=True)
 

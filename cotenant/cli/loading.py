@@ -103,7 +103,7 @@ def with_planning_options(problem: Any, time_limit: float | None, arrivals: str 
     from cotenant.planners import Arrivals
 
     if arrivals not in (None, *get_args(Arrivals)):
-        raise ConfigError(f"--arrivals {arrivals!r} is not known; take {' or '.join(get_args(Arrivals))}")
+        raise ConfigError(f"--arrivals {arrivals!r} is unknown; use {' or '.join(get_args(Arrivals))}")
     given = {"time_limit": time_limit, "arrivals": arrivals}
     return msgspec.structs.replace(problem, **{name: value for name, value in given.items() if value is not None})
 

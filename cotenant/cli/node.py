@@ -25,17 +25,25 @@ from cotenant.config.settings import check_port
 def node(
     settings: SettingsFile = None,
     host: Annotated[
-        str | None, typer.Option("--host", metavar="HOST", envvar="COTENANT_NODE_HOST", help="Address to bind to.")
+        str | None,
+        typer.Option(
+            "--host", metavar="HOST", envvar="COTENANT_NODE_HOST", help="Address to bind to. Default: 127.0.0.1."
+        ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", metavar="PORT", envvar="COTENANT_NODE_PORT", help="Port to bind to; 0: any. Default: 8010."
+            "--port",
+            metavar="PORT",
+            envvar="COTENANT_NODE_PORT",
+            help="Port to bind to; 0 for any free port. Default: 8010.",
         ),
     ] = None,
     token: Annotated[
         Path | None,
-        typer.Option("--token-file", envvar="COTENANT_NODE_TOKEN_FILE", help="File of the token that a server proves."),
+        typer.Option(
+            "--token-file", envvar="COTENANT_NODE_TOKEN_FILE", help="File of the token shared with the server."
+        ),
     ] = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,

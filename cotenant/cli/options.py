@@ -35,7 +35,7 @@ def duration_of_at_least(least: float) -> Callable[[str | float], float]:
     def parse(text: str | float) -> float:
         seconds = parse_duration(text)
         if seconds < least:
-            raise typer.BadParameter(f"{text!r} is too short; give at least {least:g} s")
+            raise typer.BadParameter(f"{text!r} is too short; use at least {least:g} s")
         return seconds
 
     return parse
@@ -53,6 +53,14 @@ def prefer_argument(context: typer.Context, model_repository: Path | None) -> Pa
     return None if named and source is not None and source.name == "ENVIRONMENT" else model_repository
 
 
+def tls_files(certificate: Path | None, key: Path | None) -> AccessSettings:
+    """Return the settings of a server with this certificate; None: without TLS. Raises ConfigError for one without the
+    other."""
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    return AccessSettings(certificate=certificate, key=key)
+
+
 def _port_option(front_end: str, default: int, what: str) -> Any:
     """Return the option of a front end's port. default: the one of the settings."""
     return typer.Option(
@@ -61,7 +69,7 @@ def _port_option(front_end: str, default: int, what: str) -> Any:
         envvar=f"COTENANT_{front_end.upper()}_PORT",
         min=0,
         max=65535,
-        help=f"{what}; 0 for any free one. Default: {default}.",
+        help=f"{what}; 0 for any free port. Default: {default}.",
     )
 
 
@@ -99,13 +107,13 @@ ModelControlMode = Annotated[
     typer.Option(
         "--model-control-mode",
         envvar="COTENANT_MODEL_CONTROL_MODE",
-        help="How models change while serving: explicit (by request), poll (with the repository) or none. "
-        "Default: explicit.",
+        help="How models are loaded and unloaded: explicit (by request), poll (as the repository changes), "
+        "kubernetes (as ServedModel resources change) or none. Default: explicit.",
     ),
 ]
 LoadModel = Annotated[
     list[str] | None,
-    typer.Option("--load-model", help="Model to begin with, repeated for several; * for all, the default."),
+    typer.Option("--load-model", help="Model to load at start; repeat for several. Default: *, all models."),
 ]
 PlannerName = Annotated[
     str | None,
@@ -125,18 +133,20 @@ GrpcPort = Annotated[int | None, _port_option("grpc", 8001, "gRPC port")]
 MetricsPort = Annotated[int | None, _port_option("metrics", 8002, "Port of the Prometheus metrics")]
 EventLog = Annotated[
     Path | None,
-    typer.Option("--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log, for `cotenant replay`."),
+    typer.Option(
+        "--event-log", envvar="COTENANT_EVENT_LOG", help="Write an event log to this file, for `cotenant replay`."
+    ),
 ]
 StateFileOption = Annotated[
     Path | None,
-    typer.Option("--state", envvar="COTENANT_STATE", help="SQLite file of what is kept over a restart."),
+    typer.Option("--state", envvar="COTENANT_STATE", help="SQLite file of the state kept across restarts."),
 ]
 Adapt = Annotated[
     bool | None,
     typer.Option(
         "--adapt/--no-adapt",
         envvar="COTENANT_ADAPT",
-        help="Plan again while serving, for the rates and latencies that are seen. Default: yes.",
+        help="Replan while serving, for the observed rates and latencies. Default: yes.",
     ),
 ]
 MaxQueueDelay = Annotated[
@@ -146,26 +156,34 @@ MaxQueueDelay = Annotated[
         envvar="COTENANT_MAX_QUEUE_DELAY",
         parser=parse_duration,
         metavar="DURATION",
-        help="How long a batch that is not full may wait, for models that do not set it. Default: 0.",
+        help="How long a batch that is not full may wait, for models that set no delay of their own. Default: 0.",
     ),
 ]
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", envvar="COTENANT_LOG_LEVEL", help="Least severe messages to log. Default: warning."),
+    typer.Option("--log-level", envvar="COTENANT_LOG_LEVEL", help="Lowest severity to log. Default: warning."),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,
     typer.Option("--log-format", envvar="COTENANT_LOG_FORMAT", help="Format of the log. Default: text."),
 ]
-ServiceLogLevel = Annotated[LogLevel, typer.Option(envvar="COTENANT_LOG_LEVEL", help="Least severe messages to log.")]
+ServiceLogLevel = Annotated[LogLevel, typer.Option(envvar="COTENANT_LOG_LEVEL", help="Lowest severity to log.")]
 ServiceLogFormat = Annotated[LogFormat, typer.Option(envvar="COTENANT_LOG_FORMAT", help="Format of the log.")]
 AccessLog = Annotated[
     bool | None,
-    typer.Option("--access-log/--no-access-log", envvar="COTENANT_ACCESS_LOG", help="Log every HTTP request."),
+    typer.Option(
+        "--access-log/--no-access-log",
+        envvar="COTENANT_ACCESS_LOG",
+        help="Log every request, over HTTP and gRPC. Default: no.",
+    ),
 ]
 OtlpEndpoint = Annotated[
     str | None,
-    typer.Option("--otlp-endpoint", envvar="COTENANT_OTLP_ENDPOINT", help="Collector that traces are exported to."),
+    typer.Option(
+        "--otlp-endpoint",
+        envvar="COTENANT_OTLP_ENDPOINT",
+        help="OpenTelemetry collector to export traces to, such as http://localhost:4318.",
+    ),
 ]
 ServerAddress = Annotated[
     str,
@@ -174,33 +192,27 @@ ServerAddress = Annotated[
         "-a",
         envvar="COTENANT_ADDRESS",
         metavar="HOST:PORT",
-        help="Server's HTTP address; https://HOST:PORT for TLS.",
+        help="HTTP address of the server; https://HOST:PORT for TLS.",
     ),
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", envvar="COTENANT_TOKEN_FILE", help="File with the token that the server asks for."),
+    typer.Option("--token-file", envvar="COTENANT_TOKEN_FILE", help="File of the token to send to the server."),
 ]
 CaFile = Annotated[
     Path | None,
     typer.Option(
-        "--ca-file", envvar="COTENANT_CA_FILE", help="Certificate (PEM) that the server's is signed by, for https://."
+        "--ca-file", envvar="COTENANT_CA_FILE", help="CA certificate (PEM) that signed the server's, for https://."
     ),
 ]
-Certificate = Annotated[
+ServiceCertificate = Annotated[
     Path | None, typer.Option("--certificate", help="Certificate (PEM) to serve with; needs --key.")
 ]
-CertificateKey = Annotated[Path | None, typer.Option("--key", help="Its key (PEM).")]
-
-
-def tls_files(certificate: Path | None, key: Path | None) -> AccessSettings:
-    """Return the settings of a server with this certificate; None: without TLS. Raises ConfigError for one without the
-    other."""
-    if (certificate is None) != (key is None):
-        raise ConfigError("--certificate and --key go together")
-    return AccessSettings(certificate=certificate, key=key)
-
-
+ServiceKey = Annotated[Path | None, typer.Option("--key", help="Private key (PEM) of --certificate.")]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option("--kubeconfig", help="Kubeconfig file. Default: the pod's service account, else KUBECONFIG."),
+]
 LOCAL = "127.0.0.1:8000"  # a server with default settings
 ArrivalsOption = Annotated[
     str | None,
@@ -216,7 +228,7 @@ TimeLimit = Annotated[
         "--time-limit",
         parser=duration_of_at_least(0.01),
         metavar="DURATION",
-        help="Time limit of each run of the planner.",
+        help="Time limit of each run of the planner. Default: 1s.",
     ),
 ]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf file.")]
@@ -227,17 +239,22 @@ Duration = Annotated[
         "-d",
         parser=duration_of_at_least(0.1),
         metavar="DURATION",
-        help="How long requests arrive: 10s, 2min, or seconds.",
+        help="Duration of the load: 10s, 2min, or seconds.",
     ),
 ]
-Scale = Annotated[float, typer.Option("--scale", min=0.0, help="Multiple of the planned rates to send.")]
+Scale = Annotated[float, typer.Option("--scale", min=0.0, help="Multiple of the rates to send.")]
 Lend = Annotated[
     bool,
-    typer.Option("--lend", help="Lend idle share of processors, as a server does; without it, shares are ceilings."),
+    typer.Option("--lend", help="Lend idle CPU share, as a server does. Default: shares are ceilings."),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 Rates = Annotated[
-    list[str] | None, typer.Option("--rate", metavar="MODEL=RATE", help="Requests/s of a model; repeat for several.")
+    list[str] | None,
+    typer.Option(
+        "--rate",
+        metavar="MODEL=RATE",
+        help="Requests/s of a model; repeat for several. Other models then get no requests.",
+    ),
 ]
 WorkloadFile = Annotated[
     Path | None,
@@ -246,5 +263,5 @@ WorkloadFile = Annotated[
         help="Workload file. TOML: arrival processes, traces, failures. CSV: a trace with a column `model`.",
     ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes to use.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of worker processes.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Number of runs, with consecutive seeds from --seed.")]

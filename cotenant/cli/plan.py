@@ -65,25 +65,27 @@ def plan(
     settings: ServerSettings = None,
     model_repository: ModelRepository = None,
     planner: PlannerName = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Compare all planners but baselines.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare all planners except the papers' baselines.")
+    ] = False,
     planners: Annotated[
-        str | None, typer.Option("--planners", metavar="A,B,...", help="Planners that --compare compares.")
+        str | None, typer.Option("--planners", metavar="A,B,...", help="Planners for --compare.")
     ] = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Show why this plan, each model's bottleneck, and what relaxing it would gain."),
+        typer.Option(
+            "--explain", help="Show why this plan was chosen, each model's bottleneck, and what relaxing it would gain."
+        ),
     ] = False,
     no_portfolio: Annotated[
-        bool, typer.Option("--no-portfolio", help="Try no other planners beside geometry.")
+        bool, typer.Option("--no-portfolio", help="Use geometry's own search only; try no other planners.")
     ] = False,
     diff: Annotated[
-        Path | None, typer.Option("--diff", metavar="CURRENT", help="Show what changes from this plan (JSON file).")
+        Path | None, typer.Option("--diff", metavar="CURRENT", help="Show the changes from this plan (JSON file).")
     ] = None,
     time_limit: TimeLimit = None,
     arrivals: ArrivalsOption = None,
-    lend: Annotated[
-        bool, typer.Option("--lend", help="Predict also what lending idle share of processors gives on average.")
-    ] = False,
+    lend: Annotated[bool, typer.Option("--lend", help="Also predict latencies with idle CPU share lent.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan into this JSON file.")] = None,
     plot: PlotFile = None,
     report: ReportFile = None,
@@ -101,7 +103,7 @@ def plan(
         }
         given["--lend"] = lend
         if wrong := [flag for flag, value in given.items() if value]:
-            raise ConfigError(f"{wrong[0]} is about one plan; leave it out, or leave out --compare")
+            raise ConfigError(f"{wrong[0]} is for a single plan; leave it out, or leave out --compare")
         compare_plans(
             problem,
             settings,
@@ -115,7 +117,7 @@ def plan(
         )
         return
     if planners is not None:
-        raise ConfigError("--planners goes with --compare; --planner selects the planner of one plan")
+        raise ConfigError("--planners is for --compare; --planner selects the planner of one plan")
     current = None if diff is None else Plan.from_json(read_bytes(diff), str(diff))
     portfolio = not no_portfolio
     asked, answer = load_planned(

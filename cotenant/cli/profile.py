@@ -25,14 +25,17 @@ def profile(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the profiles into this CSV file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Profile again what has been profiled.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Profile again even if cached.")] = False,
     pairs: Annotated[
-        Path | None, typer.Option("--pairs", help="Also run models co-located; write the samples into this CSV file.")
+        Path | None,
+        typer.Option("--pairs", help="Also measure co-located models; write the samples into this CSV file."),
     ] = None,
     count: Annotated[
         int | None,
         typer.Option(
-            "--count", min=1, help="Co-located runs of --pairs. Default: a fifth of all pairs, and larger sets."
+            "--count",
+            min=1,
+            help="Number of co-located runs for --pairs. Default: a fifth of all pairs, and larger sets.",
         ),
     ] = None,
     plot: PlotFile = None,
@@ -45,7 +48,7 @@ def profile(
 
     check_files(plot, report)
     if count is not None and pairs is None:
-        raise ConfigError("--count is the number of co-located runs; it goes with --pairs")
+        raise ConfigError("--count is the number of co-located runs; add --pairs")
     if pairs is not None:
         from cotenant.cli.pairs import existing_samples
 

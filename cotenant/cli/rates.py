@@ -20,6 +20,6 @@ def chosen_rates(planned: Mapping[str, float], given: Iterable[str], scale: floa
         if not equals or not 0 <= rate < math.inf:
             raise ConfigError(f"--rate {text}: write MODEL=REQUESTS_PER_SECOND, such as resnet50=20")
         if name not in planned:
-            raise ConfigError(f"--rate {text}: no model {name!r}; there are {', '.join(planned) or 'none'}")
+            raise ConfigError(f"--rate {text}: no model {name!r}; available: {', '.join(planned) or 'none'}")
         rates[name] = rate
     return {name: rate * scale for name, rate in (rates or planned).items()}

@@ -13,7 +13,15 @@ import uvloop
 
 from cotenant.app.access import grpc_tls, read_access
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import Certificate, CertificateKey, Json, ServiceLogFormat, ServiceLogLevel, tls_files
+from cotenant.cli.options import (
+    Json,
+    Kubeconfig,
+    ServiceCertificate,
+    ServiceKey,
+    ServiceLogFormat,
+    ServiceLogLevel,
+    tls_files,
+)
 from cotenant.cli.output import console, set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.config.settings import AccessSettings
@@ -31,38 +39,32 @@ KEY = "cotenant-recommender"  # of the state in Redis
 
 def recommender(
     profiles: Annotated[
-        Path | None, typer.Option("--profiles", help="CSV file of profiles, to begin with. Default: what --state has.")
+        Path | None, typer.Option("--profiles", help="Initial profiles (CSV file). Default: those in --state.")
     ] = None,
     samples: Annotated[
-        Path | None, typer.Option("--samples", help="CSV file of samples of co-located runs, to begin with.")
+        Path | None, typer.Option("--samples", help="Initial samples of co-located runs (CSV file).")
     ] = None,
     predictor: Annotated[
-        str, typer.Option("--predictor", help="Predictor to fit; the thesis' collaborative filter by default.")
+        str, typer.Option("--predictor", help="Predictor to fit; svd is the NTUA thesis' collaborative filter.")
     ] = "svd",
     state: Annotated[
         str | None,
-        typer.Option(
-            "--state", help="Where to keep what is learnt: configmap:NAME or redis://HOST:PORT/0. Default: nowhere."
-        ),
+        typer.Option("--state", help="Store for what is learnt: configmap:NAME or redis://HOST:PORT/0. Default: none."),
     ] = None,
-    kubeconfig: Annotated[
-        Path | None, typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG.")
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     host: Annotated[str, typer.Option("--host", help="Address to bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="gRPC port.")] = 9003,
-    certificate: Certificate = None,
-    key: CertificateKey = None,
+    certificate: ServiceCertificate = None,
+    key: ServiceKey = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file", help="File with the tokens that callers have to send. Without it anybody may call."
-        ),
+        typer.Option("--token-file", help="File of the tokens accepted from callers. Without it, anyone may call."),
     ] = None,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
     json: Json = False,
 ) -> None:
-    """Tell over gRPC what models reach alone and lose beside each other, by what was measured, until Ctrl-C."""
+    """Predict over gRPC, from measurements, the throughput of models alone and co-located, until Ctrl-C."""
     access = tls_files(certificate, key)
     set_up_log(log_level, log_format, access=False)
     given: dict[str, str] = {}
@@ -106,7 +108,7 @@ async def _open(stack: AsyncExitStack, state: str, kubeconfig: Path | None) -> S
         return ConfigMapStore(await stack.enter_async_context(connected(None, kubeconfig)), rest)
     if kind in ("redis", "rediss", "unix"):
         return await stack.enter_async_context(redis_store(state, KEY))
-    raise ConfigError(f"--state: {state!r} is no place; write configmap:NAME or redis://HOST:PORT/0")
+    raise ConfigError(f"--state: {state!r} is not a store; write configmap:NAME or redis://HOST:PORT/0")
 
 
 async def _begin(given: dict[str, str], predictor: str, store: StateStore | None) -> tuple[Matrices, str]:

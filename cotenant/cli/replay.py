@@ -16,7 +16,7 @@ from cotenant.control.event_log import replay as run
 
 def replay(
     log: Annotated[
-        Path, typer.Argument(metavar="EVENT_LOG", help="Event log that `cotenant serve --event-log` wrote.")
+        Path, typer.Argument(metavar="EVENT_LOG", help="Event log written by `cotenant serve --event-log`.")
     ],
     json: Json = False,
 ) -> None:

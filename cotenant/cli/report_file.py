@@ -27,7 +27,7 @@ SUFFIXES = (".html", ".htm")
 
 ReportFile = Annotated[
     Path | None,
-    typer.Option("--report", metavar="FILE.html", help="Write a report to send to others: one page, all in one file."),
+    typer.Option("--report", metavar="FILE.html", help="Write a report: one self-contained HTML page."),
 ]
 
 

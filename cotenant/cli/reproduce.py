@@ -31,7 +31,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Experiments, such as gpulet/fig16, or papers, such as thesis. Default: all."),
+        typer.Argument(
+            metavar="NAME", help="Experiments, such as gpulet/fig16, or papers, such as thesis. Default: all."
+        ),
     ] = None,
     listed: Annotated[
         bool, typer.Option("--list", help="List the papers' figures with their state, and the experiments, and exit.")
@@ -39,9 +41,9 @@ def reproduce(
     profiles: Annotated[
         list[str] | None, typer.Option("--profiles", help="Sets of profiles to use; repeat for several. Default: all.")
     ] = None,
-    every: Annotated[int, typer.Option("--every", min=1, help="Take every N-th scenario.")] = 1,
-    full: Annotated[bool, typer.Option("--full", help="Run all scenarios, also with slow planners.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Worker processes to use.")] = 2,
+    every: Annotated[int, typer.Option("--every", min=1, help="Use every N-th scenario.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Run all scenarios, including those of slow planners.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of worker processes.")] = 2,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw each figure into this folder, as SVG.")] = None,
     results: Annotated[
         Path | None,
@@ -62,7 +64,7 @@ def reproduce(
         return
     wanted = _wanted(names or (), known)
     if results is not None and plot is not None:
-        raise ConfigError("--plot and --results do not go together; --results has the figures, too")
+        raise ConfigError("--plot and --results exclude each other; --results includes the figures")
     if results is None and plot is None and names and len(names) == 1 and names[0] not in known:
         results = Path("reproduced", names[0])
     options = experiment_module("parallel").Options(
@@ -91,7 +93,7 @@ def _wanted(names: Sequence[str], known: Mapping[str, str]) -> list[str]:
         found = [name] if name in known else [each for each in known if each.startswith(f"{name}/")]
         if not found:
             papers = dict.fromkeys(each.partition("/")[0] for each in known)
-            raise ConfigError(f"no experiment {name!r}; there are {', '.join(known)}; or all of {', '.join(papers)}")
+            raise ConfigError(f"no experiment {name!r}; available: {', '.join(known)}; or all of {', '.join(papers)}")
         wanted.update(dict.fromkeys(found))
     return list(wanted)
 

@@ -56,22 +56,22 @@ def scaling_controller(
         ),
     ],
     metrics: Annotated[
-        str, typer.Option("--prometheus", metavar="URL", help="Prometheus to read rates from.")
+        str, typer.Option("--prometheus", metavar="URL", help="URL of the Prometheus server to read rates from.")
     ] = "http://127.0.0.1:9090",
     instances: Annotated[
-        str, typer.Option("--instances", metavar="HOST:PORT", help="Instance controller to ask.")
+        str, typer.Option("--instances", metavar="HOST:PORT", help="Address of the instance controller.")
     ] = "127.0.0.1:9004",
     policy: Annotated[
         PolicyName,
         typer.Option("--policy", help="HetSev's heuristic, or its integer program, which also exchanges instances."),
     ] = PolicyName.GREEDY,
     share: Annotated[
-        float, typer.Option("--share", metavar="PERCENT", help="Share of a device that each instance has.")
+        float, typer.Option("--share", metavar="PERCENT", help="Share of a device that each instance gets.")
     ] = 50.0,
     interval: Annotated[
         float,
         typer.Option(
-            "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between two decisions."
+            "--interval", parser=duration_of_at_least(0.1), metavar="DURATION", help="Time between decisions."
         ),
     ] = INTERVAL,
     window: Annotated[
@@ -80,7 +80,7 @@ def scaling_controller(
             "--window",
             parser=duration_of_at_least(0.1),
             metavar="DURATION",
-            help="Time over which rates are taken; at least four scrapes.",
+            help="Time window over which rates are averaged; at least four scrapes.",
         ),
     ] = WINDOW,
     cool_down: Annotated[
@@ -89,45 +89,47 @@ def scaling_controller(
             "--cool-down",
             parser=duration_of_at_least(0.0),
             metavar="DURATION",
-            help="Time for which an instance must have been superfluous before it is released (greedy).",
+            help="How long an instance must be superfluous before it is released (greedy).",
         ),
     ] = 300.0,
     launch: Annotated[
         list[str] | None,
-        typer.Option("--launch", metavar="KIND=DURATION", help="Time until an instance on a kind serves; repeated."),
+        typer.Option(
+            "--launch", metavar="KIND=DURATION", help="Time until an instance on this kind serves; repeat for several."
+        ),
     ] = None,
     rate_query: Annotated[
         str,
         typer.Option(
             "--rate-query",
             metavar="PROMQL",
-            help="Requests/s by the label model; $window stands for the window. Default: of `cotenant serve`.",
+            help="Query for requests/s by label model; $window is --window. Default: metrics of `cotenant serve`.",
             show_default=False,
         ),
     ] = RATES,
     latency_query: Annotated[
         str,
         typer.Option(
-            "--latency-query", metavar="PROMQL", help="Latency in seconds by the label model.", show_default=False
+            "--latency-query", metavar="PROMQL", help="Query for latency in seconds by label model.", show_default=False
         ),
     ] = LATENCIES,
     token_file: TokenFile = None,
     ca_file: CaFile = None,
     prometheus_token_file: Annotated[
-        Path | None, typer.Option("--prometheus-token-file", help="File with the token that Prometheus asks for.")
+        Path | None, typer.Option("--prometheus-token-file", help="File of the token to send to Prometheus.")
     ] = None,
     prometheus_ca_file: Annotated[
         Path | None,
-        typer.Option("--prometheus-ca-file", help="Certificate (PEM) that Prometheus' is signed by, for https://."),
+        typer.Option("--prometheus-ca-file", help="CA certificate (PEM) that signed Prometheus', for https://."),
     ] = None,
     insecure_token: Annotated[
         bool,
-        typer.Option("--insecure-token", help="Send tokens in the clear also over a network, which must be yours."),
+        typer.Option("--insecure-token", help="Send tokens unencrypted over a network that you trust."),
     ] = False,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
 ) -> None:
-    """Provision and release instances by HetSev, from the rates that Prometheus has, until Ctrl-C."""
+    """Scale instances of models with HetSev's algorithms, by the rates in Prometheus, until Ctrl-C."""
     set_up_log(log_level, log_format, access=False)
     known = read_problem(problem)
     part = parse_share(share, "--share")
@@ -165,7 +167,7 @@ def _check_local(option: str, address: str, way_out: str) -> None:
     """Raise ConfigError for an address that a token would reach over a network in the clear."""
     if not is_local(address):
         raise ConfigError(
-            f"{option}: {address!r}: a token is not sent over a network in the clear; {way_out}, or set"
+            f"{option}: {address!r}: a token is not sent unencrypted over a network; {way_out}, or set"
             " --insecure-token where the network is yours"
         )
 

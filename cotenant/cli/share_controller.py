@@ -1,4 +1,4 @@
-"""Give shares of devices to pods of others until interrupted: `cotenant share-controller`."""
+"""Assign shares of devices to other pods until interrupted: `cotenant share-controller`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from cotenant.app.access import read_tokens
 from cotenant.cli.loading import read_bytes
-from cotenant.cli.options import CaFile, ServiceLogFormat, ServiceLogLevel, TokenFile
+from cotenant.cli.options import CaFile, Kubeconfig, ServiceLogFormat, ServiceLogLevel, TokenFile
 from cotenant.cli.output import set_up_log
 from cotenant.cli.serve import until_terminated
 from cotenant.config.kubernetes import KubernetesEntry, KubernetesSettings, read_kubernetes
@@ -52,13 +52,15 @@ def share_controller(
         typer.Option(
             "--planner",
             "-p",
-            help="score, hetsev, min, max, roundrobin or colocate, which place pod after pod; or any planner.",
+            help="Planner: score, hetsev, min, max, roundrobin or colocate, which place one pod at a time; or any.",
         ),
     ] = "score",
     extender: Annotated[
         str | None,
         typer.Option(
-            "--extender", metavar="HOST:PORT", help="Answer a scheduler as its extender, for clusters without gates."
+            "--extender",
+            metavar="HOST:PORT",
+            help="Serve as a scheduler extender at this address, for clusters without scheduling gates.",
         ),
     ] = None,
     recommender: Annotated[
@@ -66,26 +68,23 @@ def share_controller(
         typer.Option(
             "--recommender",
             metavar="HOST:PORT",
-            help="Take profiles and interference from a recommender; the problem says the kinds of devices.",
+            help="Recommender to take profiles and interference from, instead of PROBLEM.",
         ),
     ] = None,
     ca_file: CaFile = None,
     token_file: TokenFile = None,
-    lease: Annotated[str, typer.Option("--lease", help="Lease that says which of several gives shares.")] = (
+    lease: Annotated[str, typer.Option("--lease", help="Lease by which one of several controllers is active.")] = (
         "cotenant-shares"
     ),
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", help="Where the lease lies. Default: this pod's."),
+        typer.Option("--namespace", "-n", help="Namespace of the lease. Default: this pod's."),
     ] = None,
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", help="Default: the pod's service account, or KUBECONFIG."),
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
 ) -> None:
-    """Give shares of devices to pods that ask by annotations, with any planner, until Ctrl-C."""
+    """Assign shares of devices to pods that request them by annotations, with any planner, until Ctrl-C."""
     set_up_log(log_level, log_format, access=False)
     options = read_kubernetes(KubernetesEntry(namespace=namespace, lease=lease), "--lease, --namespace")
     known = read_problem(problem)
@@ -103,7 +102,7 @@ def _following(
     token = "" if token_file is None else read_tokens(token_file)[0]
     if token and authority is None and not is_local(address):
         raise ConfigError(
-            f"--recommender: {address!r}: a token is not sent over a network in the clear; name who signed its "
+            f"--recommender: {address!r}: a token is not sent unencrypted over a network; name who signed its "
             "certificate with --ca-file"
         )
 
@@ -123,7 +122,7 @@ def _following(
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) >= 1 << 16:
-        raise ConfigError(f"--extender: {text!r} is no address; write HOST:PORT, such as 0.0.0.0:8888")
+        raise ConfigError(f"--extender: {text!r} is not an address; write HOST:PORT, such as 0.0.0.0:8888")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

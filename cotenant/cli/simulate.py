@@ -68,14 +68,14 @@ def simulate(
     standby_workers: Annotated[
         int,
         typer.Option(
-            "--standby-workers", min=0, help="Standby workers of each device, as a server's setting has them."
+            "--standby-workers", min=0, help="Standby workers per device, as with `standby_workers` of a server."
         ),
     ] = 0,
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="Plan again during the run, with the controller of `cotenant serve`.")
+        bool, typer.Option("--adapt", help="Replan during the run, with the controller of `cotenant serve`.")
     ] = False,
     event_log: Annotated[
-        Path | None, typer.Option("--event-log", help="Write what the controller of --adapt heard and said.")
+        Path | None, typer.Option("--event-log", help="Write the events and commands of the controller of --adapt.")
     ] = None,
     plot: PlotFile = None,
     report: ReportFile = None,
@@ -96,7 +96,7 @@ def simulate(
     if adapt and (changes or plot is not None):
         raise ConfigError(f"{'--what-if' if changes else '--plot'} is for one plan; leave it out, or leave out --adapt")
     if event_log is not None and not adapt:
-        raise ConfigError("--event-log is about the controller; it goes with --adapt")
+        raise ConfigError("--event-log is for the controller; add --adapt")
     check_files(plot, report)
     asked, answer = load_plan(plan_file, problem, settings, model_repository, planner)
     workload = workload_for_plan(asked, answer, rate, scale, workload_file)

@@ -36,7 +36,7 @@ def status(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Show what a server serves, on which partitions, and how well. With --watch --json: a line per second."""
+    """Show a server's models, partitions, workers and SLO attainment. With --watch --json: one line per second."""
     from cotenant.cli.client import endpoint, fetch_status
 
     server = endpoint(address, token_file, ca_file)
@@ -128,8 +128,8 @@ def status_view(status: Status) -> RenderableType:
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:
     """Draw what the controller does and why, what it knows of each model, and its last decisions."""
     told = [Text(f"adaptation: {line}" if not number else line) for number, line in enumerate(status.sentences())]
-    numbers = (">offered/s", ">planned/s", ">sustained/s", ">slowdown planned", ">observed against that")
-    models = table("adaptation", "model", *numbers, ">attainment of late")
+    numbers = (">offered/s", ">planned/s", ">sustained/s", ">planned slowdown", ">observed / planned")
+    models = table("adaptation", "model", *numbers, ">recent attainment")
     for row in status.rows():
         models.add_row(*(escape(cell) for cell in row))
     decisions = table("last decisions", ">when", "decision", "reason")

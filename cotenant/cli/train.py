@@ -32,25 +32,30 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the policy into this JSON file.")],
     planner: Annotated[str, typer.Option("--planner", "-p", help="Planner to train for: inss or inss-plus.")] = "inss",
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to train for.")] = 400,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Decisions in an episode, of a second each.")] = 20,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Decisions per episode, one per second.")] = 20,
     learning_rate: Annotated[
         float, typer.Option("--learning-rate", min=1e-7, max=1.0, help="Learning rate of all networks.")
     ] = 1e-3,
     low: Annotated[float, typer.Option("--low", min=0.0, help="Lowest rates, as a multiple of the problem's.")] = 0.25,
-    high: Annotated[float, typer.Option("--high", min=0.0, help="Highest rates, as a multiple.")] = 1.25,
+    high: Annotated[
+        float, typer.Option("--high", min=0.0, help="Highest rates, as a multiple of the problem's.")
+    ] = 1.25,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw how training converged (.svg, .png or .pdf).")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw the convergence of the training into this .svg, .png or .pdf file."
+        ),
     ] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Train the policy of a planner that learns on a problem: minutes on one core.
+    """Train the policy of planner inss or inss-plus on a problem. Takes minutes on one core.
 
     A policy of inss is for the devices, models and rates of the problem. One of inss-plus decides for any; --steps,
     --low and --high mean nothing to it.
     """
     if planner not in TRAINED:
-        raise ConfigError(f"--planner {planner}: {check_exclusive(TRAINED)} is trained")
+        raise ConfigError(f"--planner {planner}: not trainable; use {check_exclusive(TRAINED)}")
     if low > high:
         raise ConfigError(f"--low {low:g} is above --high {high:g}; give the lowest multiple of the rates first")
     if plot is not None:

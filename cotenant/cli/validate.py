@@ -89,9 +89,7 @@ def validate(
         ),
     ] = None,
     duration: Duration = 60.0,
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="Validate a run that adapts, through one load after the other.")
-    ] = False,
+    adapt: Annotated[bool, typer.Option("--adapt", help="Validate one adaptive run through all loads.")] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:

@@ -81,7 +81,7 @@ def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
     known = check_exclusive(("margin", *PREDICTORS))
     if not isinstance(value, dict):
         raise ConfigError(
-            f"{place}: {value!r} is not known; take 'none' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
+            f"{place}: {value!r} is unknown; use 'none' or {{ model = \"margin\", factor = 1.2 }} or {EXAMPLE}"
         )
     try:
         entry = msgspec.convert(value, _Entry)
@@ -92,17 +92,17 @@ def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
             raise ConfigError(f'{place}: a margin needs a factor of at least 1: {{ model = "margin", factor = 1.2 }}')
         return PredictorChoice("margin", place, factor=float(entry.factor or 1))
     if entry.model not in PREDICTORS:
-        raise ConfigError(f"{place}.model: {entry.model!r} is not known; take {known}")
+        raise ConfigError(f"{place}.model: {entry.model!r} is unknown; use {known}")
     if entry.factor is not None:
         raise ConfigError(f"{place}: {entry.model!r} takes no factor, unlike a margin; leave it out")
     if entry.fit is None:
         raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {EXAMPLE}")
     if entry.quantile is not None and entry.model not in QUANTILES:
         raise ConfigError(
-            f"{place}: {entry.model!r} knows no quantiles; leave it out, or take {check_exclusive(QUANTILES)}"
+            f"{place}: {entry.model!r} knows no quantiles; leave it out, or use {check_exclusive(QUANTILES)}"
         )
     if entry.quantile is not None and not 0 < entry.quantile < 1:
-        raise ConfigError(f"{place}.quantile: {entry.quantile:g} must lie between 0 and 1, such as 0.9")
+        raise ConfigError(f"{place}.quantile: {entry.quantile:g} must be between 0 and 1, such as 0.9")
     return PredictorChoice(entry.model, place, fit=folder / entry.fit, quantile=entry.quantile)
 
 

@@ -113,7 +113,7 @@ def parse_deadline(text: str, place: str, now: datetime) -> float:
     a zone it is in that of `now`. Raises ConfigError, also for what has passed."""
     time = _time_of(text.strip(), now)
     if time is None:
-        raise ConfigError(f'{place}: {text!r} is no time; write "06:00", "2h" or "2026-12-01T06:00"')
+        raise ConfigError(f'{place}: {text!r} is not a time; write "06:00", "2h" or "2026-12-01T06:00"')
     if time <= now:
         raise ConfigError(f"{place}: {text!r} has passed; write a time to come")
     return time.timestamp()

@@ -63,7 +63,7 @@ def read_kubernetes(entry: KubernetesEntry, place: str) -> KubernetesSettings:
     """Check the settings of the controller. Raises ConfigError."""
     for key, name in (("namespace", entry.namespace), ("lease", entry.lease), ("service", entry.service)):
         if name is not None and not _NAME.fullmatch(name):
-            raise ConfigError(f"{place}.{key}: {name!r} is no name; take lower-case letters, digits and hyphens")
+            raise ConfigError(f"{place}.{key}: {name!r} is not a name; use lower-case letters, digits and hyphens")
     duration = parse_target(entry.lease_duration, f"{place}.lease_duration")
     if not SHORTEST_LEASE <= duration <= LONGEST_LEASE:
         raise ConfigError(

@@ -246,11 +246,11 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     except ConfigError:
         raise ConfigError(f"{place}.kind: {entry.kind!r} is neither KIND nor NODE/KIND; rename it") from None
     if entry.network is not None and entry.kind == own_kind(entry.kind):
-        raise ConfigError(f"{place}.network: {entry.kind!r} is no kind of a node, such as 'node-a/{entry.kind}'")
+        raise ConfigError(f"{place}.network: {entry.kind!r} is not a kind of a node, such as 'node-a/{entry.kind}'")
     if entry.max_partitions is not None and entry.max_partitions < 1:
         raise ConfigError(f"{place}.max_partitions: {entry.max_partitions} must be at least 1")
     if entry.processors is not None and not 0 < entry.processors <= MAX_PROCESSORS:
-        raise ConfigError(f"{place}.processors: {entry.processors:g} must lie above 0 and be at most {MAX_PROCESSORS}")
+        raise ConfigError(f"{place}.processors: {entry.processors:g} must be above 0 and be at most {MAX_PROCESSORS}")
     count = parse_count(entry.count, f"{place}.count")
     kind = Kind(
         name=entry.kind,
@@ -264,7 +264,7 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
             raise ConfigError(f"{place}: a geometry defines the legal cuts; write one of `geometry` and `cuts`")
         if entry.geometry not in mig.GEOMETRIES:
             known = check_exclusive(mig.GEOMETRIES)
-            raise ConfigError(f"{place}.geometry: {entry.geometry!r} is not known; take {known}")
+            raise ConfigError(f"{place}.geometry: {entry.geometry!r} is unknown; use {known}")
         whole = max(instance.memory for instance in mig.GEOMETRIES[entry.geometry])
         cuts = mig.instance_shares(entry.geometry)
         kind = msgspec.structs.replace(kind, geometry=entry.geometry, cuts=cuts, memory=whole)

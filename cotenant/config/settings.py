@@ -267,7 +267,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
     place = "settings" if path is None else str(path)
     base = Path() if path is None else path.parent
     if file.planner not in PLANNERS and file.planner not in planner_names():
-        raise ConfigError(f"{place}: planner: {file.planner!r} is not known; take {check_exclusive(planner_names())}")
+        raise ConfigError(f"{place}: planner: {file.planner!r} is unknown; use {check_exclusive(planner_names())}")
     models = tuple(read_model(entry, f"{place}: models[{i}]") for i, entry in enumerate(file.models))
     devices = tuple(read_devices(entry, f"{place}: devices[{i}]") for i, entry in enumerate(file.devices))
     _check_once([model.name for model in models], f"{place}: models", "name")
@@ -373,7 +373,7 @@ def _forecast(entry: _ForecastEntry, place: str) -> ForecastOptions:
     }
     if check_one_of(entry.model, ForecastModel, f"{place}.model") == "trend":
         if given:
-            raise ConfigError(f'{place}.{min(given)}: a trend has none; leave it out, or take model = "holt-winters"')
+            raise ConfigError(f'{place}.{min(given)}: a trend has none; leave it out, or use model = "holt-winters"')
         return TrendOptions()
     options = HoltWintersOptions(**given)
     if options.season and options.season < 2 * options.period:
@@ -383,7 +383,7 @@ def _forecast(entry: _ForecastEntry, place: str) -> ForecastOptions:
 
 def _mps(entry: _MpsEntry, base: Path, place: str) -> MpsSettings:
     if entry.protocol not in (2, 3):
-        raise ConfigError(f"{place}.protocol: {entry.protocol} is not known; take 2 or 3")
+        raise ConfigError(f"{place}.protocol: {entry.protocol} is unknown; use 2 or 3")
     return MpsSettings(
         static=entry.static,
         memory_limits=entry.memory_limits,
@@ -420,7 +420,7 @@ def _worker_memory(text: str | None, place: str) -> int | None:
 
 def _endpoint(url: str | None, place: str) -> str | None:
     if url is not None and not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{place}: {url!r} is no URL of a collector; write http://localhost:4318")
+        raise ConfigError(f"{place}: {url!r} is not a URL of a collector; write http://localhost:4318")
     return url
 
 

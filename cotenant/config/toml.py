@@ -23,7 +23,7 @@ LEAST_RATE, MOST_RATE = 1e-6, 1e7  # = requests/s: two in a month, and the capac
 def check_one_of(value: str, literal: Any, place: str) -> Any:
     known = get_args(literal)
     if value not in known:
-        raise ConfigError(f"{place}: {value!r} is not known; take {check_exclusive(known)}")
+        raise ConfigError(f"{place}: {value!r} is unknown; use {check_exclusive(known)}")
     return value
 
 
@@ -98,11 +98,11 @@ def _in_words(what: str) -> str:
         return what
     wanted = [name for name in expected["wanted"].split(" | ") if name in _WORDS]
     if expected["got"] == "object" and wanted == ["array"]:
-        return "a table stands here where there may be several; write its name in two brackets, [[…]]"
+        return "found a single table where several are allowed; write its name in two brackets, [[…]]"
     if "float" in wanted and "int" in wanted:
         wanted.remove("int")
     stands = _WORDS.get(expected["got"], expected["got"])
-    return f"{stands} stands here; write {' or '.join(_WORDS[name] for name in wanted)}"
+    return f"found {stands}; write {' or '.join(_WORDS[name] for name in wanted)}"
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
@@ -129,7 +129,7 @@ def _keys(type_: type[Any], place: str) -> list[str]:
 def parse_target(text: str | float, place: str) -> float:
     value = units.parse_seconds(str(text), place)
     if value <= 0:
-        raise ConfigError(f"{place}: a target of {text!r} must lie above 0")
+        raise ConfigError(f"{place}: a target of {text!r} must be above 0")
     if value > MOST_TARGET:
         raise ConfigError(f"{place}: a target of {text!r} is out of range; the longest is {MOST_TARGET:g} s")
     return value

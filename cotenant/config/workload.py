@@ -164,7 +164,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
     for index, entry in enumerate(entries):
         with _at(f"{path}: workload[{index}]"):
             if entry.model not in names:
-                raise ConfigError(f"model {entry.model!r} is not known; {nearest_hint(entry.model, names)}")
+                raise ConfigError(f"model {entry.model!r} is unknown; {nearest_hint(entry.model, names)}")
             if entry.model in sources:
                 raise ConfigError(f"model {entry.model!r} stands twice; keep one entry")
             sources[entry.model] = _source(entry, traces).scaled(entry.scale * file.scale)
@@ -202,7 +202,7 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
     known = read_headings(path)
     if MODEL not in known:
         raise ConfigError(
-            f"{path}:1: no column {MODEL!r} says what was asked for; there are {', '.join(known) or 'none'}. Whose"
+            f"{path}:1: no column {MODEL!r} says what was asked for; available: {', '.join(known) or 'none'}. Whose"
             f" requests those of a trace are can be said in a workload's file, with arrivals = 'times' or 'minutes'"
         )
     others = [heading for heading in known if heading != MODEL]
@@ -220,7 +220,7 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
         sources |= {name: TraceSource(trace=trace, summary=summary, names=frozenset([name])) for name in summary.counts}
     for name in sources:
         if name not in names:
-            raise ConfigError(f"{path}: model {name!r} is not known; {nearest_hint(name, names)}")
+            raise ConfigError(f"{path}: model {name!r} is unknown; {nearest_hint(name, names)}")
     return Workload(sources)
 
 
@@ -277,7 +277,7 @@ class _Traces:
 def _entry(table: dict[str, Any]) -> _Entry:
     arrivals = table.get("arrivals", "poisson")
     if not isinstance(arrivals, str) or arrivals not in _ENTRIES:
-        raise ConfigError(f"arrivals {arrivals!r} are not known; {nearest_hint(str(arrivals), _ENTRIES)}")
+        raise ConfigError(f"arrivals {arrivals!r} are unknown; {nearest_hint(str(arrivals), _ENTRIES)}")
     try:
         return msgspec.convert(table, _ENTRIES[arrivals])
     except msgspec.ValidationError as error:
@@ -329,7 +329,7 @@ def _timeout(entry: _Entry) -> float | None:
         return math.inf
     seconds = _seconds(entry.timeout, "timeout")
     if not seconds:
-        raise ConfigError(f"timeout: {entry.timeout!r} must lie above 0")
+        raise ConfigError(f"timeout: {entry.timeout!r} must be above 0")
     return seconds
 
 

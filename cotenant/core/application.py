@@ -117,9 +117,9 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Raise PlanError for an invalid graph of stages or an invalid SLO."""
         where = f"application {self.name!r}"
         if not 0 < self.slo < math.inf:
-            raise PlanError(f"{where}: a target of {self.slo:g} s must lie above 0 and be finite")
+            raise PlanError(f"{where}: a target of {self.slo:g} s must be above 0 and be finite")
         if not 0 < self.attainment <= 1:
-            raise PlanError(f"{where}: attainment {self.attainment:g} must lie above 0 and at most at 1")
+            raise PlanError(f"{where}: attainment {self.attainment:g} must be above 0 and at most 1")
         if not self.stages:
             raise PlanError(f"{where}: no stages; give at least one, with its model")
         names = [stage.name for stage in self.stages]

@@ -39,15 +39,15 @@ class BackgroundJob(msgspec.Struct, frozen=True, kw_only=True):
             raise PlanError("a job has no name; give it one")
         where = f"job {self.name!r}"
         if not 1 <= self.batch <= MAX_BATCH:
-            raise PlanError(f"{where}: a batch of {self.batch} must lie between 1 and {MAX_BATCH}")
+            raise PlanError(f"{where}: a batch of {self.batch} must be between 1 and {MAX_BATCH}")
         if not 1 <= self.priority <= HEAVIEST:
-            raise PlanError(f"{where}: a priority of {self.priority} must lie between 1 and {HEAVIEST}")
+            raise PlanError(f"{where}: a priority of {self.priority} must be between 1 and {HEAVIEST}")
         if self.memory is not None and self.memory < 0:
             raise PlanError(f"{where}: a memory of {self.memory} bytes must be at least 0")
         if self.steps is not None and self.steps < 1:
             raise PlanError(f"{where}: {self.steps} steps must be at least 1")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise PlanError(f"{where}: a deadline of {self.deadline:g} s must lie above 0 and be finite")
+            raise PlanError(f"{where}: a deadline of {self.deadline:g} s must be above 0 and be finite")
         if self.deadline is not None and self.steps is None:
             raise PlanError(f"{where}: a deadline is for a job that ends; give it steps, or leave the deadline out")
 

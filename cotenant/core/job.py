@@ -69,7 +69,7 @@ class BatchInference(msgspec.Struct, frozen=True, kw_only=True, tag="inference",
     def __post_init__(self) -> None:
         for key, value in (("model", self.model), ("input", self.input), ("output", self.output)):
             if not value or "\0" in value:
-                raise ConfigError(f"{key}: {value!r} is no {'name' if key == 'model' else 'path'}")
+                raise ConfigError(f"{key}: {value!r} is not a {'name' if key == 'model' else 'path'}")
         _check_range("batch", self.batch, 1, LARGEST_BATCH)
 
 
@@ -137,7 +137,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 f" most {LONGEST_NAME} characters"
             )
         if not self.id or not _NAME.fullmatch(self.id):
-            raise ConfigError(f"id: {self.id!r} is no job's; ids are a name and a number, such as job-7")
+            raise ConfigError(f"id: {self.id!r} is not a job's; ids are a name and a number, such as job-7")
         _check_range("priority", self.priority, 1, HEAVIEST)
         _check_range("memory", self.memory, 1 << 20, 1 << 62)
         _check_range("deadline", self.deadline, 0, 1e11)
@@ -256,4 +256,4 @@ def _suggested_name(work: Work) -> str:
 def _check_range(key: str, value: float | None, least: float, most: float) -> None:
     """Raise ConfigError for a value that is given and not in range, or not a number."""
     if value is not None and not (math.isfinite(value) and least <= value <= most):
-        raise ConfigError(f"{key}: {value:g} must lie between {least:g} and {most:g}")
+        raise ConfigError(f"{key}: {value:g} must be between {least:g} and {most:g}")

@@ -184,7 +184,7 @@ def read_profiles(
     if len(set(header)) != len(header):
         raise ConfigError(f"{place}:1: two columns have the same name: {', '.join(header)}")
     if "" in header:
-        raise ConfigError(f"{place}:1: column {header.index('') + 1} has no name; give it one, or take it out")
+        raise ConfigError(f"{place}:1: column {header.index('') + 1} has no name; give it one, or remove it")
     collected: dict[tuple[str, str], dict[tuple[int, int, int], Point]] = {}
     for line, row in rows:
         if not row or not any(cell.strip() for cell in row):
@@ -221,7 +221,7 @@ def read_profiles(
             zeros.append(line)
             continue
         if latency < 0:
-            raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must lie above 0")
+            raise ConfigError(f"{place}:{line}: latency_ms {latency * 1e3:g} must be above 0")
         if memory < 0:
             raise ConfigError(f"{place}:{line}: memory_mib {memory:g} must not be negative")
         point = Point(

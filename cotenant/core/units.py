@@ -56,7 +56,7 @@ def parse_fraction(text: str | float, place: str) -> float:
     else:
         value = float(text)
     if not 0 < value <= 1:
-        raise ConfigError(f"{place}: {text!r} must lie above 0 and at most at 1 (100%)")
+        raise ConfigError(f"{place}: {text!r} must be above 0 and at most 1 (100%)")
     return value
 
 
@@ -66,7 +66,7 @@ def parse_share(percent: float, place: str) -> int:
     A seventh of a device is rounded down, as in core/mig.py, however many digits are written: 14.2857 and 14.29 → 142.
     """
     if not (math.isfinite(percent) and 0 < percent <= 100):
-        raise ConfigError(f"{place}: a share of {percent:g} % must lie above 0 and at most at 100")
+        raise ConfigError(f"{place}: a share of {percent:g} % must be above 0 and at most 100")
     sevenths = round(percent * 7 / 100)
     if 0 < sevenths < 7 and abs(percent - sevenths * 100 / 7) < SEVENTH_TOLERANCE:
         return WHOLE * sevenths // 7

@@ -247,7 +247,7 @@ def _configuration(kubeconfig: Path | None) -> SingleConfig:
             f"no API server of Kubernetes to ask: {error}; run in a cluster, or name a file with KUBECONFIG"
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # lightkube takes its parts as they come
-        raise ConfigError(f"{place}: is no configuration of a Kubernetes client: {error}") from None
+        raise ConfigError(f"{place}: is not a configuration of a Kubernetes client: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{place}: is not YAML: {' '.join(str(error).split())}") from None
     if single is None:
@@ -310,7 +310,7 @@ def _reported(path: str) -> Iterator[None]:
     except (LightkubeError, OSError) as error:  # a token file that is gone, a plugin that fails
         raise KubernetesError(f"cannot authenticate to the API server: {error}", UNREACHABLE) from None
     except (KeyError, TypeError, ValueError):  # of a plugin whose answer lightkube takes as it comes
-        what = "its plugin's answer is no ExecCredential with a token"
+        what = "its plugin's answer is not an ExecCredential with a token"
         raise KubernetesError(f"cannot authenticate to the API server: {what}", UNREACHABLE) from None
 
 
@@ -329,7 +329,9 @@ def _decoded(content: bytes, path: str) -> KubeObject:
     try:
         return msgspec.json.decode(content, type=KubeObject)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise KubernetesError(f"the API server answers {path} with what is no object: {error}", UNREACHABLE) from None
+        raise KubernetesError(
+            f"the API server answers {path} with what is not an object: {error}", UNREACHABLE
+        ) from None
 
 
 def _refused(method: str, path: str, status: int, content: bytes) -> KubernetesError:

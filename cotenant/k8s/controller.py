@@ -231,7 +231,7 @@ class Controller:
         except ConfigError as error:
             if first:
                 raise
-            logger.warning("the repository cannot be read, and counts as it was: %s", error)
+            logger.warning("the repository cannot be read, assuming no change: %s", error)
 
     def _look_at_devices(self) -> None:
         """Note what can be planned for; with other devices, what was rejected is worth another attempt."""
@@ -411,5 +411,5 @@ def check_base(settings: Settings) -> None:
     if settings.models or settings.load_models is not None:
         raise ConfigError(
             'models, load_models: with model_control_mode = "kubernetes" models are ServedModel resources; leave both '
-            'out, or take "explicit"'
+            'out, or use "explicit"'
         )

@@ -23,7 +23,7 @@ def endpoint_slice(service: str, address: str, ports: Mapping[str, int]) -> Kube
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
-        raise ConfigError(f"kubernetes.address: {address!r} is no IP address") from None
+        raise ConfigError(f"kubernetes.address: {address!r} is not an IP address") from None
     if ip.is_loopback or ip.is_unspecified:
         raise ConfigError(f"kubernetes.address: {address} is of this machine alone; set the address of the pod")
     return {

@@ -89,13 +89,13 @@ def _planned(name: str, view: ServerView) -> KubeObject:
             "False",
             "Unschedulable",
             f"{unserved:.4g} of {unserved + planned:.4g} requests/s fit on no device within the target{short}; add "
-            "devices, or give it more time or another priority",
+            "devices, or raise its target or its priority",
         )
     if not placements and name not in view.status.targets:
         return _condition("Planned", "Unknown", "Pending", "the plan in force is older than the resource")
     if not placements and name not in plan.split and not view.status.planned.get(name):
         message = "no share of the devices is free that serves it within its target"
-        return _condition("Planned", "False", "Unschedulable", f"{message}; add devices, or give it more time")
+        return _condition("Planned", "False", "Unschedulable", f"{message}; add devices, or raise its target")
     where = f"{show_count(len(placements), 'placement')} on {show_count(len(set(placements)), 'device')}"
     return _condition("Planned", "True", "Placed", where if placements else "by the models of its steps")
 
@@ -103,11 +103,11 @@ def _planned(name: str, view: ServerView) -> KubeObject:
 def _met(model: FoundModel, state: ModelState | None) -> KubeObject:
     attained = None if state is None else state.attainment
     if attained is None:
-        return _condition("SLOMet", "Unknown", "NoRequests", "no request of late")
+        return _condition("SLOMet", "Unknown", "NoRequests", "no recent request")
     objective = 0.0 if model.settings is None else model.settings.attainment
     if attained >= objective:
-        return _condition("SLOMet", "True", "SLOMet", f"of late at least {objective * 100:g}% met the target")
-    return _condition("SLOMet", "False", "SLOViolated", f"of late less than {objective * 100:g}% met the target")
+        return _condition("SLOMet", "True", "SLOMet", f"recently at least {objective * 100:g}% met the target")
+    return _condition("SLOMet", "False", "SLOViolated", f"recently less than {objective * 100:g}% met the target")
 
 
 def _ready(conditions: Collection[KubeObject], index: IndexEntry | None, view: ServerView) -> KubeObject:
@@ -176,7 +176,7 @@ def pool_status(
         elif not devices:
             known = ", ".join(sorted({_plain(kind.name) for kind in view.fleet})) or "none"
             condition = _condition(
-                "Ready", "False", "NoDevices", f"no agent has a device of kind {pool.kind!r}; there are: {known}"
+                "Ready", "False", "NoDevices", f"no agent has a device of kind {pool.kind!r}; available: {known}"
             )
         else:
             condition = _condition("Ready", "True", "DevicesFound", show_count(devices, "device"))

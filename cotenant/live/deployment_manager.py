@@ -84,7 +84,7 @@ class DeploymentManager:
                 if not serves(deployment, wanted):
                     raise ModelError(
                         f"no share of the devices is free that serves '{wanted}' within its target; "
-                        "unload another model, or give it more time"
+                        "unload another model, or raise its target"
                     )
             # Models that were unloaded or cannot be served stay in the index; `prepare` considered only the others.
             return with_models_of(current, deployment)
@@ -160,7 +160,7 @@ def _config_parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
                 f"model '{name}': {key!r}: load takes no files; models come from the repository alone, put them there"
             )
         if key != "config":
-            raise InvalidError(f"model '{name}': unknown parameter {key!r} of load; there is 'config'")
+            raise InvalidError(f"model '{name}': unknown parameter {key!r} of load; available: 'config'")
         if not isinstance(value, str):
             raise InvalidError(f"model '{name}': config is a {type(value).__name__}; send ModelConfig as JSON text")
     return parameters.get("config")
@@ -169,6 +169,6 @@ def _config_parameter(name: str, parameters: Mapping[str, Any]) -> str | None:
 def _unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
     for key, value in parameters.items():
         if key != "unload_dependents":
-            raise InvalidError(f"model '{name}': unknown parameter {key!r} of unload; there is 'unload_dependents'")
+            raise InvalidError(f"model '{name}': unknown parameter {key!r} of unload; available: 'unload_dependents'")
         if not isinstance(value, bool):
             raise InvalidError(f"model '{name}': unload_dependents is {value!r}; it is true or false")

@@ -384,7 +384,7 @@ class Driver:
             try:
                 self._drained(lane)
             except Exception:
-                logger.exception("nobody could be told that %s has drained", lane)
+                logger.exception("cannot report that %s has drained", lane)
 
     def _perform(self, command: Command, now: float, answers: dict[int, Tensors]) -> None:
         match command:

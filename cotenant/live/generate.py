@@ -82,7 +82,7 @@ def _parameter(name: str, raw: msgspec.Raw) -> bool | int | float | str:
         value = _scalar.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         raise InvalidError(
-            f"{name!r} is no input of the model, and a parameter is a number, a text or a flag"
+            f"{name!r} is not an input of the model, and a parameter is a number, a text or a flag"
         ) from None
     return "" if value is None else value
 

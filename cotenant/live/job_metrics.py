@@ -21,7 +21,7 @@ def job_families(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
     current = [job for job in jobs if not job.state.ended]
     steps = CounterMetricFamily("cotenant_job_steps", "Steps that a job has done.", labels=("job",))
     share_seconds = CounterMetricFamily(
-        "cotenant_job_share_seconds", "Share-seconds that a job has taken of what serving left.", labels=("job",)
+        "cotenant_job_share_seconds", "Idle share-seconds that a job has used.", labels=("job",)
     )
     granted = GaugeMetricFamily(
         "cotenant_job_granted_share_ratio", "Share of its device that a job's next step may use.", labels=("job",)
@@ -43,12 +43,12 @@ def job_families(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
 def _slowdowns(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
     predicted = GaugeMetricFamily(
         "cotenant_job_slowdown_predicted_ratio",
-        "Predicted slowdown: of a job's steps by what is served beside it, and the other way round.",
+        "Predicted slowdown: of a job's steps by the models co-located with it, and vice versa.",
         labels=("job", "victim"),
     )
     observed = GaugeMetricFamily(
         "cotenant_job_slowdown_observed_ratio",
-        "Observed slowdown: of a job's steps by what is served beside it, and the other way round.",
+        "Observed slowdown: of a job's steps by the models co-located with it, and vice versa.",
         labels=("job", "victim"),
     )
     for job in jobs:

@@ -57,13 +57,13 @@ class JobKey:
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(f"{path}: is no file, and so no key for jobs")
+                raise ConfigError(f"{path}: is not a file, and so no key for jobs")
             text = file.read(256).decode("ascii", "replace")
         if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
             raise ConfigError(f"{path}: is not this user's alone; remove it, and the server makes another")
         match = _KEY.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{path}: is no key for jobs; remove it, and the server makes another")
+            raise ConfigError(f"{path}: is not a key for jobs; remove it, and the server makes another")
         return cls(path, bytes.fromhex(match[1]))
 
     def prove(self, path: str, body: bytes, now: float) -> str:

@@ -143,7 +143,7 @@ class JobService:
         if sum(not status.state.ended for status in driver.statuses()) >= MOST_WAITING:
             raise UnavailableError(f"there are {MOST_WAITING} jobs that have not ended; try again once some have")
         if request.deadline is not None and request.deadline <= datetime.now(UTC).timestamp():
-            raise InvalidError(f"deadline: {request.deadline:.0f} has passed; give unix seconds to come")
+            raise InvalidError(f"deadline: {request.deadline:.0f} has passed; give unix seconds in the future")
         try:
             job = msgspec.structs.replace(request, memory=request.memory or self._memory).job(records.next_number())
         except ConfigError as error:
@@ -152,7 +152,7 @@ class JobService:
         if not await asyncio.to_thread(records.flush):
             if self._driver is driver:
                 driver.feed(JobCancelAsked(job.id))
-            raise UnavailableError(f"job {job.id!r} is not taken, as it cannot be stored: {self._problem()}")
+            raise UnavailableError(f"job {job.id!r} is rejected: it cannot be stored: {self._problem()}")
         return next(status for status in driver.statuses() if status.job.id == job.id)  # even if detached since
 
     def pause(self, id: JobId) -> JobStatus:
@@ -174,25 +174,25 @@ class JobService:
     def _ask(self, id: JobId, event: JobEvent) -> JobStatus:
         """Tell the scheduler what is asked of a job. Raises InvalidError for one that ended."""
         if (status := self.status(id)).state.ended:
-            raise InvalidError(f"job {id!r} has {status.state}: submit it again, if it should run once more")
+            raise InvalidError(f"job {id!r} has {status.state}; submit it again to run it once more")
         self._attached().feed(event)
         return self.status(id)
 
     def _attached(self) -> JobDriver:
         if self._driver is None:
-            raise UnavailableError(f"no jobs are taken: {self._off or 'the server is starting'}")
+            raise UnavailableError(f"jobs are rejected: {self._off or 'the server is starting'}")
         return self._driver
 
     def _check_user(self, body: bytes, path: str, proof: str) -> None:
         if self._commands == "off":
             raise ForbiddenError(
-                'this server takes no jobs that run code or name files (jobs.commands = "off"); submit training of the'
+                'this server rejects jobs that run code or name files (jobs.commands = "off"); submit training of the'
                 " zoo's models, or change the settings"
             )
         if self._commands == "tokens":  # without one, nobody controls a server that has tokens
             return
         if self._key is None:
-            raise UnavailableError(f"no jobs are taken: {self._off or 'the server is starting'}")
+            raise UnavailableError(f"jobs are rejected: {self._off or 'the server is starting'}")
         self._key.check(proof, path, body, datetime.now(UTC).timestamp(), self._since)
 
 
@@ -217,7 +217,7 @@ def check_work(work: Work, sources: Collection[str] | None) -> None:
 def _check_path(key: str, text: str, is_there: Callable[[Path], bool], what: str = "") -> None:
     path = Path(text)
     if not path.is_absolute():
-        raise InvalidError(f"{key}: {text!r} is relative; write the whole path, as the server runs elsewhere")
+        raise InvalidError(f"{key}: {text!r} is relative; write an absolute path")
     try:
         there = is_there(path)
     except (OSError, ValueError):

@@ -178,7 +178,7 @@ class ServerCollector(Collector):
                 family.add_metric((model.name, model.version), value(model))
             yield family
         pending = GaugeMetricFamily(
-            "nv_inference_pending_request_count", "Requests that wait for a batch.", labels=("model", "version")
+            "nv_inference_pending_request_count", "Queued requests.", labels=("model", "version")
         )
         for model in self._models:
             waiting = sum(lane.waiting.get(model.name, 0) for lane in self._lanes)
@@ -253,7 +253,7 @@ class ServerCollector(Collector):
     def _partitions(self) -> Iterator[Metric]:
         labels = ("device", "partition")
         info = InfoMetricFamily(
-            "cotenant_partition", "What a partition holds, and its lane's name in logs.", labels=labels
+            "cotenant_partition", "Models of a partition, and its lane's name in logs.", labels=labels
         )
         for lane in self._lanes:
             info.add_metric(lane.partition, {"lane": lane.lane, "models": ",".join(lane.models)})
@@ -264,7 +264,7 @@ class ServerCollector(Collector):
                 if (value := reading(lane)) is not None:
                     family.add_metric(lane.partition, value)
             yield family
-        queues = GaugeMetricFamily("cotenant_queue_length", "Requests that wait.", labels=(*labels, "model"))
+        queues = GaugeMetricFamily("cotenant_queue_length", "Queued requests.", labels=(*labels, "model"))
         for lane in self._lanes:
             for model, count in lane.waiting.items():
                 queues.add_metric((*lane.partition, model), count)
@@ -277,8 +277,10 @@ class ServerCollector(Collector):
     def _rollout(self) -> Iterator[Metric]:
         rollouts = self._rollouts
         yield GaugeMetricFamily("cotenant_rollout_revision", "Number of the plan revision in force.", rollouts.revision)
-        yield GaugeMetricFamily("cotenant_rollout_in_progress", "A rollout is under way.", float(bool(rollouts.phase)))
-        ended = CounterMetricFamily("cotenant_rollouts", "Rollouts by how they ended.", labels=("outcome",))
+        yield GaugeMetricFamily(
+            "cotenant_rollout_in_progress", "Whether a rollout is under way.", float(bool(rollouts.phase))
+        )
+        ended = CounterMetricFamily("cotenant_rollouts", "Rollouts, by outcome.", labels=("outcome",))
         for outcome, count in rollouts.outcomes.items():
             ended.add_metric((outcome,), count)
         yield ended
@@ -302,7 +304,9 @@ class ServerCollector(Collector):
                 adaptation.foreign_load,
             )
         yield GaugeMetricFamily(
-            "cotenant_adaptation_short", "Not all that is offered can be served.", float(adaptation.short)
+            "cotenant_adaptation_short",
+            "Whether the devices cannot serve all offered requests.",
+            float(adaptation.short),
         )
         replans = CounterMetricFamily(
             "cotenant_adaptation_replans", "Plans made while serving, by cause and step.", labels=("cause", "step")
@@ -359,13 +363,13 @@ _TRITON: tuple[tuple[str, str, Callable[[ModelCounts], float]], ...] = (
     ("nv_inference_count", "Rows that were inferred.", lambda m: m.ledger.rows),
     ("nv_inference_exec_count", "Batches that were run.", lambda m: m.ledger.batches),
     ("nv_inference_queue_duration_us", "Time in the queue.", lambda m: m.queue.seconds * 1e6),
-    ("nv_inference_compute_input_duration_us", "Time to put inputs together.", lambda m: m.gather.seconds * 1e6),
+    ("nv_inference_compute_input_duration_us", "Time to assemble inputs.", lambda m: m.gather.seconds * 1e6),
     ("nv_inference_compute_infer_duration_us", "Time to run the model.", lambda m: m.infer.seconds * 1e6),
-    ("nv_inference_compute_output_duration_us", "Time to take outputs apart.", lambda m: m.scatter.seconds * 1e6),
+    ("nv_inference_compute_output_duration_us", "Time to split outputs.", lambda m: m.scatter.seconds * 1e6),
     ("nv_cache_num_hits_per_model", "Requests answered from the response cache.", lambda m: m.cache_hit.count),
     ("nv_cache_num_misses_per_model", "Requests that were not in the response cache.", lambda m: m.cache_miss.count),
-    ("nv_cache_hit_duration_per_model", "Time to find answers, in us.", lambda m: m.cache_hit.seconds * 1e6),
-    ("nv_cache_miss_duration_per_model", "Time to find none, in us.", lambda m: m.cache_miss.seconds * 1e6),
+    ("nv_cache_hit_duration_per_model", "Time of cache hits, in us.", lambda m: m.cache_hit.seconds * 1e6),
+    ("nv_cache_miss_duration_per_model", "Time of cache misses, in us.", lambda m: m.cache_miss.seconds * 1e6),
 )
 
 _PARTITION: tuple[
@@ -378,14 +382,19 @@ _PARTITION: tuple[
     (
         "used_share_ratio",
         GaugeMetricFamily,
-        "Share of the device that it used of late.",
+        "Share of the device used recently.",
         lambda r: None if r.used_share is None else r.used_share / WHOLE,
     ),
     ("over_share", GaugeMetricFamily, "Whether it uses more than its share.", lambda r: int(r.over_share)),
-    ("busy_seconds", CounterMetricFamily, "Time in which it ran batches.", lambda r: r.busy),
-    ("lent_seconds", CounterMetricFamily, "Time by which batches ended early on lent time.", lambda r: r.lent),
-    ("restarts", CounterMetricFamily, "How often its worker was started again, or replaced.", lambda r: r.restarts),
-    ("promotions", CounterMetricFamily, "How often a standby worker took over.", lambda r: r.promotions),
+    ("busy_seconds", CounterMetricFamily, "Time spent running batches.", lambda r: r.busy),
+    ("lent_seconds", CounterMetricFamily, "Time saved on batches by lent share.", lambda r: r.lent),
+    (
+        "restarts",
+        CounterMetricFamily,
+        "Restarts of its worker, and takeovers by standby workers.",
+        lambda r: r.restarts,
+    ),
+    ("promotions", CounterMetricFamily, "Takeovers by standby workers.", lambda r: r.promotions),
     ("standby_up", GaugeMetricFamily, "Whether it has a standby worker that is ready.", lambda r: int(r.standby)),
 )
 
@@ -393,6 +402,6 @@ _ADAPTED: tuple[tuple[str, str, Callable[[ModelState], float]], ...] = (
     ("offered_rate", "Requests/s that are offered, as estimated.", lambda m: m.offered),
     ("planned_rate", "Requests/s that the plan in force was made for.", lambda m: m.planned),
     ("sustained_rate", "Requests/s that the plan in force serves within the SLO.", lambda m: m.sustained),
-    ("slowdown_ratio", "Slowdown of batches that the plan counts with.", lambda m: m.slowdown),
-    ("observed_slowdown_ratio", "Observed over planned latency of batches of late.", lambda m: m.observed_slowdown),
+    ("slowdown_ratio", "Planned slowdown of batches.", lambda m: m.slowdown),
+    ("observed_slowdown_ratio", "Recently observed over planned latency of batches.", lambda m: m.observed_slowdown),
 )

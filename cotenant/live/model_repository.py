@@ -34,7 +34,7 @@ class ModelRepository:
             if self._state.startup:
                 raise UnavailableError(f"the server is starting: {self._state.startup}", retry_after=1.0)
             known = ", ".join(sorted(deployment.offered)) or "none"
-            raise NotFoundError(f"unknown model '{name}'; there are: {known}")
+            raise NotFoundError(f"unknown model '{name}'; available: {known}")
         info = offered.info
         if version not in ("", info.version):
             raise NotFoundError(

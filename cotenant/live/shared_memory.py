@@ -215,7 +215,7 @@ class SharedMemory:
             raise InvalidError(f"shared memory {key!r} cannot be opened: {error.strerror}; create it first") from None
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise InvalidError(f"shared memory {key!r} is no shared memory")
+            raise InvalidError(f"shared memory {key!r} is not shared memory")
         return fd
 
     def unregister(self, name: str = "") -> None:

@@ -105,7 +105,7 @@ def updated_settings(settings: dict[str, Any], update: Mapping[str, Any] | None,
     change a value."""
     for name, value in (update or {}).items():
         if name not in settings:
-            raise InvalidError(f"unknown {what} '{name}'; there are: {', '.join(settings)}")
+            raise InvalidError(f"unknown {what} '{name}'; available: {', '.join(settings)}")
         if value not in (None, settings[name]):
             raise UnsupportedError(f"{what} '{name}' is {settings[name]!r} and cannot be set to {value!r}")
     return settings

@@ -78,7 +78,7 @@ def checked_instances(model: str, count: int) -> int:
     if count > MAX_INSTANCES:
         raise PlanError(
             f"model {model!r}: its rate takes {count} instances, and this planner places each by itself, at most"
-            f" {MAX_INSTANCES} of a model; lower the rate or the count of devices, or take the planner 'squishy'"
+            f" {MAX_INSTANCES} of a model; lower the rate or the count of devices, or use the planner 'squishy'"
         )
     return count
 

@@ -117,7 +117,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknow
                 )
             policy = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise PlanError(f"{place}: is no policy: {error}; make one with `cotenant train`") from None
+            raise PlanError(f"{place}: is not a policy: {error}; make one with `cotenant train`") from None
         policy._check(place)
         return policy
 

@@ -64,18 +64,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         """Raise PlanError for values that make no sense, so that planners need not check them."""
         if self.objective not in get_args(Objective):
-            raise PlanError(f"unknown objective {self.objective!r}; there are {' and '.join(get_args(Objective))}")
+            raise PlanError(f"unknown objective {self.objective!r}; available: {' and '.join(get_args(Objective))}")
         if self.arrivals not in get_args(Arrivals):
-            raise PlanError(f"unknown arrivals {self.arrivals!r}; there are {' and '.join(get_args(Arrivals))}")
+            raise PlanError(f"unknown arrivals {self.arrivals!r}; available: {' and '.join(get_args(Arrivals))}")
         _once("model", [model.name for model in self.models])
         _once("kind of device", [kind.name for kind in self.fleet])
         _once("job", [job.name for job in self.jobs])
         for model in self.models:
             where = f"model {model.name!r}"
             if not 0 < model.slo < math.inf:
-                raise PlanError(f"{where}: a target of {model.slo:g} s must lie above 0 and be finite")
+                raise PlanError(f"{where}: a target of {model.slo:g} s must be above 0 and be finite")
             if not 0 < model.attainment <= 1:
-                raise PlanError(f"{where}: attainment {model.attainment:g} must lie above 0 and at most at 1")
+                raise PlanError(f"{where}: attainment {model.attainment:g} must be above 0 and at most 1")
             if model.max_batch is not None and model.max_batch < 1:
                 raise PlanError(f"{where}: a largest batch of {model.max_batch} must be at least 1")
         names = {model.name for model in self.models}
@@ -101,7 +101,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             if kind.geometry is not None:
                 if not mig.is_known_geometry(kind.geometry):
                     known = ", ".join(mig.GEOMETRIES)
-                    raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; there are {known}")
+                    raise PlanError(f"{where}: no MIG geometry {kind.geometry!r}; available: {known}")
                 if not set(kind.cuts) <= set(legal := mig.instance_shares(kind.geometry)):
                     raise PlanError(f"{where}: the cuts {kind.cuts} are not all shares of MIG instances, {legal} ‰")
 

@@ -67,7 +67,7 @@ def load_planner(name: str) -> Planner:
         return planner
     registered = _registered()
     if name not in registered:
-        raise PlanError(f"unknown planner {name!r}; there are {', '.join(sorted(planner_names()))}")
+        raise PlanError(f"unknown planner {name!r}; available: {', '.join(sorted(planner_names()))}")
     return _loaded(registered[name])
 
 

@@ -229,16 +229,16 @@ def _hopeless(problem: Problem) -> str:
             if not steps:
                 return (
                     f"application {application.name!r}: stage {stage.name!r}: no share of the devices runs a batch of"
-                    f" {stage.model!r} twice within {show_seconds(_longest(problem, stage.model))}; give it more time"
+                    f" {stage.model!r} twice within {show_seconds(_longest(problem, stage.model))}; raise its target"
                 )
             least[stage.name] = steps[0].needs
         length = application.length(least)
         if length > application.slo:
             return (
                 f"application {application.name!r}: no split of {show_seconds(application.slo)} meets its target: on"
-                f" whole devices its stages need {show_seconds(length)}; give it more time"
+                f" whole devices its stages need {show_seconds(length)}; raise its target"
             )
-    return "the targets of the applications cannot be met together; give them more time"
+    return "the targets of the applications cannot be met together; raise them"
 
 
 def stretched_budget(application: Application, seconds: Mapping[str, float]) -> dict[str, float]:

@@ -62,7 +62,7 @@ def study_problem(name: str, seed: int, folder: Path | None = None) -> Problem:
     """Return a problem. folder: of published measurements. Raises ConfigError for an unknown name, and where the
     measurements are not there."""
     if name not in study_problem_names():
-        raise ConfigError(f"no problem {name!r}; there are {', '.join(study_problem_names())}")
+        raise ConfigError(f"no problem {name!r}; available: {', '.join(study_problem_names())}")
     profiles, _, setting = name.partition("/")
     rng = np.random.default_rng(seed)
     if setting == "mixed":

@@ -142,7 +142,7 @@ def _change(text: str) -> ScenarioChange:
         raise ConfigError(f"--what-if {text}: write what changes and how, such as {SPELLINGS}")
     if key not in _MAKES:
         raise ConfigError(
-            f"--what-if {text}: {key!r} cannot be changed; there are {', '.join(_MAKES)}, as in {SPELLINGS}"
+            f"--what-if {text}: {key!r} cannot be changed; available: {', '.join(_MAKES)}, as in {SPELLINGS}"
         )
     name, _, value = rest.rpartition(":")
     change = ScenarioChange(key, name, value)
@@ -263,7 +263,7 @@ def _with_fleet(question: Scenario, fleet: Sequence[Kind]) -> Scenario:
 def _known(change: ScenarioChange, what: str, names: Sequence[str], name: str = "") -> None:
     name = name or change.name
     if name not in names:
-        raise ConfigError(f"{change.text}: no {what} {name!r}; there are {', '.join(dict.fromkeys(names))}")
+        raise ConfigError(f"{change.text}: no {what} {name!r}; available: {', '.join(dict.fromkeys(names))}")
 
 
 _MAKES: dict[str, Callable[[Scenario, ScenarioChange, Mapping[str, int]], Scenario]] = {

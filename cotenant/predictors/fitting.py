@@ -67,12 +67,12 @@ def check(samples: Sequence[Sample], profiles: Profiles) -> None:
         if profile is None:
             raise PlanError(
                 f"model {load.model!r} of the samples has no profile on {load.kind!r}; add it to the profiles, or"
-                " take its samples out"
+                " remove its samples"
             )
         if load.batch > profile.max_batch:
             raise PlanError(
                 f"a sample has {load.model!r} in a batch of {load.batch}, and its profile ends at {profile.max_batch};"
-                " profile larger ones, or take such samples out"
+                " profile larger ones, or remove such samples"
             )
     if all(load.share <= MAX_SUSPECT_SHARE for load in loads):
         raise PlanError("no share of the samples is above 1 %; shares are in percent, 25 and not 0.25")
@@ -139,7 +139,7 @@ def from_json(text: bytes, place: str) -> tuple[str, Interference]:
         LookupError,
         ValueError,
     ) as error:  # numbers that do not fit each other, too
-        raise ConfigError(f"{place}: is no fitted predictor: {error}; make one with `cotenant fit`") from None
+        raise ConfigError(f"{place}: is not a fitted predictor: {error}; make one with `cotenant fit`") from None
     return name, fitted
 
 
@@ -163,7 +163,7 @@ def extrapolated_models(fitted: Interference, loads: Iterable[Load]) -> dict[str
 
 def _fit_of(name: str) -> Callable[[Sequence[Sample], Profiles], Any]:
     if name not in PREDICTORS:
-        raise PlanError(f"no predictor {name!r}; there are {', '.join(PREDICTORS)}")
+        raise PlanError(f"no predictor {name!r}; available: {', '.join(PREDICTORS)}")
     module, _, function = PREDICTORS[name].partition(":")
     fit_function: Callable[[Sequence[Sample], Profiles], Any] = getattr(importlib.import_module(module), function)
     return fit_function

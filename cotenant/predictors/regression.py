@@ -117,7 +117,7 @@ def train(technique: str, rows: Matrix, targets: Matrix, *, seed: int = 0, effor
     Raises PlanError for an unknown technique, too few samples, or a missing library.
     """
     if technique not in TECHNIQUES:
-        raise PlanError(f"unknown technique {technique!r}; there are {', '.join(TECHNIQUES)}")
+        raise PlanError(f"unknown technique {technique!r}; available: {', '.join(TECHNIQUES)}")
     min_samples = rows.shape[1] + 1 if technique == "lr" else 2 * FOLDS
     if len(rows) < min_samples:
         raise PlanError(

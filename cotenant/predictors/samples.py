@@ -47,7 +47,7 @@ class Sample(msgspec.Struct, frozen=True):
             raise PlanError(
                 f"a sample of {self.victim.model!r} took {self.alone:g} s alone and {self.together:g} s co-located; the"
                 f" first must be finite and above 0, and the second {MIN_PLAUSIBLE_RATIO:g} to"
-                f" {MAX_PLAUSIBLE_RATIO:g} times as long; take it out, or measure it again"
+                f" {MAX_PLAUSIBLE_RATIO:g} times as long; remove it, or measure it again"
             )
 
     @property
@@ -75,7 +75,7 @@ def read_samples(lines: Iterable[str], place: str) -> list[Sample]:
         expected_columns - set(header)
     ):
         raise ConfigError(
-            f"{place}:1: column {unexpected[0]!r} is {'not known' if unexpected[0] in header else 'missing'}; further"
+            f"{place}:1: column {unexpected[0]!r} is {'unknown' if unexpected[0] in header else 'missing'}; further"
             f" co-located models have {', '.join(f'{column}_2' for column in COLOCATED_COLUMNS)}"
         )
     if len(set(header)) != len(header):
@@ -129,7 +129,7 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
     alone, together = (parse_number(row[column], f"{place}: {column}") for column in TIMES)
     for column, value in zip(TIMES, (alone, together), strict=True):
         if value <= 0:
-            raise ConfigError(f"{place}: {column} {value:g} must lie above 0; take the row out if the pair did not fit")
+            raise ConfigError(f"{place}: {column} {value:g} must be above 0; remove the row if the pair did not fit")
     if together < MIN_TIME_RATIO * alone:
         raise ConfigError(
             f"{place}: together_ms {together:g} is less than half of alone_ms {alone:g}; interference makes nothing"
@@ -137,8 +137,8 @@ def _sample(row: Mapping[str, str], suffixes: Sequence[str], place: str) -> Samp
         )
     if not is_plausible(alone, together):
         raise ConfigError(
-            f"{place}: together_ms {together:g} is more than {MAX_PLAUSIBLE_RATIO:g} times alone_ms {alone:g}; take the"
-            " row out, or measure it again"
+            f"{place}: together_ms {together:g} is more than {MAX_PLAUSIBLE_RATIO:g} times alone_ms {alone:g}; remove"
+            " the row, or measure it again"
         )
     return Sample(victim, colocated, alone / 1e3, together / 1e3)
 

@@ -283,7 +283,7 @@ def read_runs(lines: Iterable[str], place: str) -> list[Run]:
 
 def _run(row: Mapping[str, str], place: str) -> Run:
     if row["scenario"] not in SCENARIOS:
-        raise ConfigError(f"{place}: scenario {row['scenario']!r} is not known; there are {', '.join(SCENARIOS)}")
+        raise ConfigError(f"{place}: scenario {row['scenario']!r} is unknown; available: {', '.join(SCENARIOS)}")
 
     def name(column: str) -> str:
         if not row[column]:
@@ -303,7 +303,7 @@ def _run(row: Mapping[str, str], place: str) -> Run:
 
     def count(column: str, *, least: int) -> int:
         if not (value := number(column)).is_integer() or value < least:
-            raise ConfigError(f"{place}: {column}: {row[column]} is no whole number of at least {least}")
+            raise ConfigError(f"{place}: {column}: {row[column]} is not a whole number of at least {least}")
         return int(value)
 
     served = (

@@ -73,7 +73,7 @@ def load(workload: str) -> Load:
     """Parse a workload: `bert-base-cased_batch8-train` is the model `bert-base-cased-train` at batch 8."""
     found = re.fullmatch(r"(.+)_batch(\d+)-(train|inf)", workload)
     if found is None:
-        raise ConfigError(f"{workload!r} is no workload; expected <model>_batch<n>-<train or inf>")
+        raise ConfigError(f"{workload!r} is not a workload; expected <model>_batch<n>-<train or inf>")
     return Load(f"{found[1]}-{found[3]}", KIND, int(found[2]), WHOLE)
 
 

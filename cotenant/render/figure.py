@@ -22,7 +22,7 @@ VIOLATION = "#B00020"  # of targets, and of what misses them
 def check_drawable(path: Path) -> None:
     """Raise ConfigError for a path that cannot be drawn: call it before long work. Reasons: suffix, no matplotlib."""
     if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; take .svg, .png or .pdf")
+        raise ConfigError(f"{path}: cannot draw a {path.suffix or 'file without suffix'}; use .svg, .png or .pdf")
     if find_spec("matplotlib") is None:
         raise ConfigError(f"{path}: drawing needs matplotlib; install `cotenant[plot]`")
 

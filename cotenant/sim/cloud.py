@@ -61,7 +61,7 @@ class CloudKind(msgspec.Struct, frozen=True, kw_only=True):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{where}: {name} = {getattr(self, name):g} must be finite and at least 0")
         if not self.lifetime > 0:
-            raise ConfigError(f"{where}: a lifetime of {self.lifetime:g} s must lie above 0")
+            raise ConfigError(f"{where}: a lifetime of {self.lifetime:g} s must be above 0")
         if self.wrong_kind and not self.other:
             raise ConfigError(f"{where}: wrong_kind needs `other`, the kind that is given instead")
 

@@ -108,7 +108,7 @@ class _Reader:
                 source = made.get(tensor) or takers.setdefault(tensor, spec)
                 if tensor not in given and tensor not in made:
                     raise self._error(
-                        key, f"nothing makes {tensor!r}; it is no input of the ensemble, nor of any output_map"
+                        key, f"nothing makes {tensor!r}; it is not an input of the ensemble, nor of any output_map"
                     )
                 if not _fit(source, spec, 1 if rows or info.max_batch_size else 0):
                     raise self._error(
@@ -118,7 +118,7 @@ class _Reader:
                     )
         unused = given - takers.keys()
         if unused:
-            raise ModelError(f"{self.place}: input {sorted(unused)[0]!r} is taken by no step; map it, or take it out")
+            raise ModelError(f"{self.place}: input {sorted(unused)[0]!r} is used by no step; map it, or remove it")
         outputs = {}
         for wanted in self.entry.config.output:
             if wanted.name not in made:

@@ -100,7 +100,7 @@ def _objection(folder: Path, location: str) -> str:
     if "*" in location:
         return "which ONNX Runtime takes for an address in memory"
     if "\0" in location or "\\" in location:
-        return "which is no path"
+        return "which is not a path"
     if ".." in parts:
         return "which leads out of its folder"
     at = folder
@@ -113,7 +113,7 @@ def _objection(folder: Path, location: str) -> str:
     except OSError as error:
         return f"which cannot be read ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
-        return "which is no regular file"
+        return "which is not a regular file"
     if found.st_nlink > 1:
         return "which has other names by hard links"
     return ""

@@ -126,7 +126,7 @@ def _mapping(given: Any, kind: str, place: str) -> Mapping[str, Any]:
 
 def _tensor(name: str, text: object, place: str) -> DeclaredTensor:
     if not name.isidentifier():
-        raise ModelError(f"{place}: {name!r} is no name of an argument in Python")
+        raise ModelError(f"{place}: {name!r} is not a name of an argument in Python")
     match = _TENSOR.fullmatch(text) if isinstance(text, str) else None
     try:
         dims = () if match is None else tuple(int(dim) for dim in match["dims"].split(","))
@@ -192,7 +192,7 @@ def _literals(call: ast.Call, place: str) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg not in known:
-            raise ModelError(f"{place}: unknown argument {keyword.arg or '**'!r} of cotenant.model; there are: {known}")
+            raise ModelError(f"{place}: unknown argument {keyword.arg or '**'!r} of cotenant.model; available: {known}")
         try:
             given[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):

@@ -105,7 +105,7 @@ def tree_output(path: Path, platform: str, model: TreeModel, parameters: Mapping
     classes = _flag(path, given, "output_class") | _flag(path, given, "is_classifier")
     threshold = given.pop("threshold", "0.5")
     if given:
-        raise ModelError(f"{path}: parameter {min(given)!r} is not known for trees; remove it from config.pbtxt")
+        raise ModelError(f"{path}: parameter {min(given)!r} is unknown for trees; remove it from config.pbtxt")
     wanted = Wanted.PROBABILITIES if probabilities else Wanted.CLASS if classes else Wanted.VALUE
     if wanted is not Wanted.VALUE and not model.classes:
         raise ModelError(f"{path}: the model does not classify; remove predict_proba and output_class")

@@ -33,7 +33,7 @@ def random_streams(seed: int, names: Iterable[str]) -> dict[str, np.random.Gener
     Raises ConfigError for a negative seed.
     """
     if seed < 0:
-        raise ConfigError(f"seed {seed} is negative; take 0 or more")
+        raise ConfigError(f"seed {seed} is negative; use 0 or more")
     return {name: np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(name.encode()))) for name in names}
 
 

@@ -33,11 +33,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
                 "a failure of nothing; name a worker such as v100-0/1, devices such as v100-0, or nodes such as node-a"
             )
         if not (math.isfinite(self.noticed) and self.noticed >= 0):
-            raise ConfigError(f"{where} that is noticed after {self.noticed:g} s; take 0 or more")
+            raise ConfigError(f"{where} that is noticed after {self.noticed:g} s; use 0 or more")
         if not (math.isfinite(self.time) and self.time >= 0):
-            raise ConfigError(f"{where} at {self.time:g} s; take 0 or more")
+            raise ConfigError(f"{where} at {self.time:g} s; use 0 or more")
         if not self.back >= 0:
-            raise ConfigError(f"{where} that ends after {self.back:g} s; take 0 or more")
+            raise ConfigError(f"{where} that ends after {self.back:g} s; use 0 or more")
 
     @property
     def names(self) -> str:

@@ -86,7 +86,7 @@ class MarkovModulated(msgspec.Struct, frozen=True):
         if not self.rates or len(self.rates) != len(self.stays):
             raise ConfigError(f"{len(self.rates)} rates and {len(self.stays)} stays; give one stay for each rate")
         if not all(math.isfinite(stay) and stay > 0 for stay in self.stays):
-            raise ConfigError(f"stays of {_join(self.stays)} s; all must lie above 0")
+            raise ConfigError(f"stays of {_join(self.stays)} s; all must be above 0")
 
     @property
     def rate(self) -> float:
@@ -142,7 +142,7 @@ class Curve(msgspec.Struct, frozen=True):
     def steps(cls, rates: Iterable[float], width: float, *, repeat: bool = False) -> Curve:
         """Return a curve with each rate for `width` seconds, and then 0, or repeated."""
         if not width > 0:
-            raise ConfigError(f"steps of {width:g} s; take more than 0")
+            raise ConfigError(f"steps of {width:g} s; use more than 0")
         corners = [(n * width, (n + 1) * width, rate) for n, rate in enumerate(rates)]
         points = [point for start, end, rate in corners for point in ((start, rate), (end, rate))]
         return cls(tuple(points if repeat or not points else [*points, (points[-1][0], 0.0)]) or ((0.0, 0.0),), repeat)
@@ -239,13 +239,13 @@ def _check_rate(rate: float) -> None:
 
 def _check_count(number: float) -> int:
     if not 0 <= number <= _MAX_BURST:
-        raise ConfigError(f"{number:g} callers or samples; take 0 to {_MAX_BURST:,}")
+        raise ConfigError(f"{number:g} callers or samples; use 0 to {_MAX_BURST:,}")
     return round(number)
 
 
 def _check_cv(cv: float) -> None:
     if not (math.isfinite(cv) and cv > 0):
-        raise ConfigError(f"cv {cv:g} of the gaps between arrivals must lie above 0")
+        raise ConfigError(f"cv {cv:g} of the gaps between arrivals must be above 0")
 
 
 def _join(numbers: Iterable[float]) -> str:

@@ -264,7 +264,7 @@ def _index(column: str | int, header: list[str], file: Path) -> int:
             raise ConfigError(f"{file}: column {column}; the first is 1")
         return column - 1
     if column not in header:
-        raise ConfigError(f"{file}:1: column {column!r} is missing; there are {', '.join(header) or 'none'}")
+        raise ConfigError(f"{file}:1: column {column!r} is missing; available: {', '.join(header) or 'none'}")
     return header.index(column)
 
 

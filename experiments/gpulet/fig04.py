@@ -41,7 +41,7 @@ def run(options: Options) -> list[Row]:
     """Read latencies. Raises ConfigError for profiles that there are not."""
     for name in options.profiles:
         if name not in PROFILES:
-            raise ConfigError(f"--profiles {name}: no such profiles; there are {' or '.join(PROFILES)}")
+            raise ConfigError(f"--profiles {name}: no such profiles; available: {' or '.join(PROFILES)}")
     return [
         _row(name, profile, batch)
         for name in options.profiles or PROFILES

@@ -59,7 +59,7 @@ def selected_pairs(options: Options) -> list[str]:
     """Return the sets of pairs to use. Raises ConfigError for unknown ones."""
     for name in options.profiles:
         if name not in PAIRS:
-            raise ConfigError(f"--profiles {name}: no such set of pairs; there are {' or '.join(PAIRS)}")
+            raise ConfigError(f"--profiles {name}: no such set of pairs; available: {' or '.join(PAIRS)}")
     return list(options.profiles or PAIRS)
 
 

@@ -157,7 +157,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
 def model_set(name: str) -> ModelSet:
     """Return the set of that name. Raises ConfigError for an unknown name or missing data."""
     if name not in MODEL_SETS:
-        raise ConfigError(f"no profiles {name!r}; there are {', '.join(MODEL_SETS)}")
+        raise ConfigError(f"no profiles {name!r}; available: {', '.join(MODEL_SETS)}")
     return MODEL_SETS[name]()
 
 

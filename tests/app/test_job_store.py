@@ -184,7 +184,7 @@ def test_values_out_of_range_cost_their_job(store: JobStore) -> None:
         database.execute("UPDATE jobs SET value = ?", (text,))
     database.close()
     assert store.load() == ()
-    assert "priority: 0 must lie between 1 and 100" in store.problem
+    assert "priority: 0 must be between 1 and 100" in store.problem
 
 
 def test_what_cannot_be_written_is_tried_again(

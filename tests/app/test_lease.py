@@ -161,7 +161,9 @@ def test_lease_in_a_file_of_something_else_is_rejected(tmp_path: Path) -> None:
         async with FrontEndLease(tmp_path / "lease") as lease, lease.held(ignore, ignore):
             pass
 
-    with pytest.raises(ConfigError, match=r"lease: it is no lease, but file is not a database; remove it, or set clu"):
+    with pytest.raises(
+        ConfigError, match=r"lease: it is not a lease, but file is not a database; remove it, or set clu"
+    ):
         asyncio.run(scenario())
 
 

@@ -235,7 +235,7 @@ def test_models_to_begin_with_need_the_explicit_mode(folder: Path, served: Path,
         cotenant.serve("serve.toml").__enter__()
     settings(folder, 'model_control_mode = "often"')
     with pytest.raises(
-        ConfigError, match="model_control_mode: 'often' is not known; take 'explicit' or 'kubernetes' or 'none'"
+        ConfigError, match="model_control_mode: 'often' is unknown; use 'explicit' or 'kubernetes' or 'none'"
     ):
         cotenant.serve("serve.toml").__enter__()
     settings(folder, "")

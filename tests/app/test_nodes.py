@@ -286,7 +286,7 @@ def test_node_with_a_wrong_token_file_or_address_says_so(folder: Path) -> None:
     short = folder / "short"
     short.write_text("short\n")
     for arguments, words in (
-        (["--token-file", str(short)], "line 1 is no token"),
+        (["--token-file", str(short)], "line 1 is not a token"),
         (["--host", "0.0.0.0"], "0.0.0.0 is not on this machine, and whoever reaches a node"),  # noqa: S104
         (["--port", "70000"], "--port: 70000 is not a port"),
     ):

@@ -128,7 +128,7 @@ def test_generate_stream_sends_one_event(served: BackgroundServer) -> None:
         ("[]", 500, "not an object of inputs by name"),
         ("{", 500, "not an object of inputs by name"),
         ({"text": "ja"}, 400, "'times' is missing"),
-        ({"text": "ja", "times": 2, "more": [1]}, 400, "'more' is no input of the model"),
+        ({"text": "ja", "times": 2, "more": [1]}, 400, "'more' is not an input of the model"),
         ({"text": "ja", "times": "two"}, 500, "'data' is not a list of INT32"),
         ({"text": "ja", "times": 2.5}, 500, "'data' is not a list of INT32"),
         ({"text": {"a": 1}, "times": 2}, 500, "input 'text' is an object"),

@@ -98,7 +98,7 @@ def test_file_that_would_lead_out_of_the_mirror_is_refused(
     root = store[1].removeprefix("memory:/")
     with monkeypatch.context() as patch:
         patch.setattr(type(store[0]), "find", lambda self, given, **rest: {f"{root}/{path}": {"size": 1}})
-        with pytest.raises(ConfigError, match="is no path of a file in a repository; remove it"):
+        with pytest.raises(ConfigError, match="is not a path of a file in a repository; remove it"):
             RemoteRepository(store[1], tmp_path / "mirror").synchronise()
     assert not (tmp_path / "out").exists()
 

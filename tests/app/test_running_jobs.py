@@ -89,7 +89,7 @@ def test_what_cannot_be_submitted_is_refused(folder: Path, settings: Path) -> No
             server.jobs.submit(cotenant.Training(source="digit"))
         with pytest.raises(InvalidError, match=r"input: '.*/none': there is no such file or folder"):
             server.jobs.submit(cotenant.BatchInference(model="identity", input="none", output="out"))
-        with pytest.raises(ConfigError, match="deadline: 'soon' is no time"):
+        with pytest.raises(ConfigError, match="deadline: 'soon' is not a time"):
             server.jobs.submit(cotenant.Training(source="digits"), deadline="soon")
         with pytest.raises(NotFoundError, match="there is no job 'x-1'"):
             server.jobs.cancel("x-1")

@@ -69,7 +69,7 @@ def test_green_job_is_a_process_of_its_own_that_chooses_groups(machine: Machine)
     launch = backend.open_job(DeviceId("h200"))
     assert launch.cuda and launch.process == "h200-0" and not launch.groups
     assert launch.env["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
-    with pytest.raises(DeviceError, match=r"^no device 'h200-3'; there are h200-0"):
+    with pytest.raises(DeviceError, match=r"^no device 'h200-3'; available: h200-0"):
         backend.open_job(DeviceId("h200", 3))
 
 

@@ -168,7 +168,7 @@ def test_mig_workers_of_a_partition_share_its_instance(machine: Machine) -> None
 def test_mig_missing_device_is_an_error(machine: Machine) -> None:
     backend = machine(CUT)
     with pytest.raises(
-        DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; there is h200-mig-0$"
+        DeviceError, match=r"^lane 'h200-mig-1/0': there is no device 'h200-mig-1'; available: h200-mig-0$"
     ):
         backend.open(LaneId.parse("h200-mig-1/0"), ONE)
     backend.close(LaneId.parse("h200-mig-1/0"))
@@ -321,7 +321,7 @@ def test_cut_gpu_replaces_the_instances_of_an_idle_gpu(state: Path) -> None:
 def test_cut_gpu_that_does_not_fit_says_what_there_is(state: Path) -> None:
     with loaded("h200-mig", state=state):
         (gpu,) = nvidia.list_gpus()
-        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 57\.1 %; there are 14\.2 %, 28\.5 %"):
+        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 57\.1 %; available: 14\.2 %, 28\.5 %"):
             cut_gpu(gpu.uuid, (FOUR, FOUR))
         with pytest.raises(DeviceError, match=r"no room for a MIG instance of 12\.3 %"):
             cut_gpu(gpu.uuid, (123,))

@@ -134,7 +134,7 @@ def test_mps_job_is_a_client_of_low_priority_on_part_of_the_threads(made: Make) 
     assert launch.cuda and launch.env["CUDA_MPS_CLIENT_PRIORITY"] == "1"
     with fake.client(launch.env) as client:
         assert client.said == ["CUDA_SUCCESS", "50", "-"]
-    with pytest.raises(DeviceError, match=r"^no device 'h200-7'; there are h200-0"):
+    with pytest.raises(DeviceError, match=r"^no device 'h200-7'; available: h200-0"):
         backend.open_job(DeviceId("h200", 7))
 
 

@@ -191,7 +191,7 @@ def test_select_gpus_by_index_or_uuid_returns_those(machine: Machine, monkeypatc
     (part,) = nvidia.select_gpus(every, [every[2].instances[1].uuid])
     assert (part.index, part.instances) == (2, every[2].instances[1:])
     for wrong, why in [("3", "no GPU '3'"), ("GPU-", "several GPUs begin with 'GPU-'"), ("all", "no GPU 'all'")]:
-        with pytest.raises(DeviceError, match=rf"^gpu.devices: {why}; there is 0 \(GPU-00000001-"):
+        with pytest.raises(DeviceError, match=rf"^gpu.devices: {why}; available: 0 \(GPU-00000001-"):
             indexes(wrong)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 0")
     assert (indexes(), indexes("1")) == ([2, 0], [1])
@@ -207,7 +207,7 @@ def test_select_gpus_by_index_or_uuid_returns_those(machine: Machine, monkeypatc
     ("code", "words"),
     [
         (4, "this user may not query NVIDIA's driver for that; run as root, or change the permissions of /dev/nvidia"),
-        (9, "NVIDIA's driver is installed, but not loaded; `sudo modprobe nvidia` loads it"),
+        (9, "NVIDIA's driver is installed, but not loaded; run `sudo modprobe nvidia`"),
         (18, "NVIDIA's driver was updated while an older one is still loaded; restart the machine"),
         (999, "NVIDIA's driver says: Unknown Error"),
     ],

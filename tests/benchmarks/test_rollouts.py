@@ -87,5 +87,5 @@ def test_series_of_another_kind_or_of_other_models_is_refused(
 @pytest.mark.parametrize("line", [b'{"kind":"workers"}', b"no JSON"])
 def test_file_that_is_no_series_is_refused(monkeypatch: pytest.MonkeyPatch, series: Path, line: bytes) -> None:
     series.write_bytes(line + b"\n")
-    with pytest.raises(SystemExit, match="is no series of runs"):
+    with pytest.raises(SystemExit, match="is not a series of runs"):
         report(monkeypatch, series)

@@ -76,11 +76,11 @@ def test_capacity_with_a_workload_plans_for_its_peak_rates(program: Program, fol
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--growth 2 --plan plan.json", "--growth makes its own plans; leave it out, or leave out --plan"),
-        ("--growth 2 --lend", "--growth counts on shares alone, as plans do; leave it out, or leave out --lend"),
+        ("--growth 2 --plan plan.json", "--growth makes its own plans; leave out --plan"),
+        ("--growth 2 --lend", "--growth sizes fleets without lending; leave out --lend"),
         ("--lend", "only shares of processors are lent, and no device has any; give `processors` in [[devices]]"),
-        ("--growth 2 --planner best", "unknown planner 'best'; there are "),
-        ("--plot a.txt", "a.txt: cannot draw a .txt; take .svg, .png or .pdf"),
+        ("--growth 2 --planner best", "unknown planner 'best'; available: "),
+        ("--plot a.txt", "a.txt: cannot draw a .txt; use .svg, .png or .pdf"),
         ("--plan nowhere.json", "nowhere.json: cannot be read: No such file or directory"),
     ],
 )

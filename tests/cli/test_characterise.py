@@ -177,9 +177,9 @@ def test_changed_slo_is_not_mixed_into_runs_of_the_server_scenario(program: Prog
 
 def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
     said = program.refuses("characterise", "absent", "--scenario", "online")
-    assert "--scenario online: there are single-stream, multi-stream, server, offline" in said
+    assert "--scenario online: unknown; available: single-stream, multi-stream, server, offline" in said
     said = program.refuses("characterise", "absent", "--scenario", "server", "--pairs", "3")
-    assert "--pairs co-locates models in the offline scenario; add --scenario offline" in said
+    assert "--pairs needs the offline scenario; add --scenario offline" in said
     (folder / "out").mkdir()
     (folder / "out" / "runs.csv").write_text("what,when\n")
     assert "out/runs.csv:1: these are no runs of `cotenant characterise`" in program.refuses(
@@ -193,4 +193,4 @@ def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Pr
 def test_characterise_refuses_a_share_that_the_device_has_not(program: Program) -> None:
     said = program("characterise", "mine.toml", "--share", "33.3", *SHORT)
     assert said.code == 1
-    assert "error: --share 33.3: cpu has no such share; there are 5, 10, " in said.err
+    assert "error: --share 33.3: cpu has no such share; available: 5, 10, " in said.err

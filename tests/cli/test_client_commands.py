@@ -64,14 +64,14 @@ def test_infer_command_takes_json_npy_and_random_inputs(program: Program, folder
 
 def _check_rejections(program: Program, server: Served) -> None:
     for arguments, message in (
-        ("identity", "what to send to 'identity'? Give --input FILE or --random, one of the two"),
-        ("identity --input x.npy --random", "what to send to 'identity'?"),
+        ("identity", "nothing to send to 'identity'; give either --input FILE or --random"),
+        ("identity --input x.npy --random", "nothing to send to 'identity';"),
         ("identity --input z=x.npy", "--input z=x.npy: write NAME=FILE.npy; inputs of 'identity' are x"),
         ("identity --input words.npy", "words.npy: input 'x' takes FP32, which cannot hold <U1"),
         ("identity --input profiles.csv", "profiles.csv: is not a NumPy array (.npy) or a JSON request (.json): "),
         ("identity --input nowhere.npy", "nowhere.npy: cannot be read: No such file or directory"),
         ("identity --input request.json --input x.npy", "request.json: a JSON request holds all inputs"),
-        ("nobody --random", "unknown model 'nobody'; there are: identity, lookup"),
+        ("nobody --random", "unknown model 'nobody'; available: identity, lookup"),
     ):
         message_shown = program.refuses("infer", *arguments.split(), "-a", server.address)
         assert message_shown.startswith(message)

@@ -120,16 +120,16 @@ def test_colocate_with_wrong_options_says_why(program: Program) -> None:
     def refused(*arguments: str) -> str:
         return program.refuses("colocate", *arguments, "--profiles", "profiles.csv")
 
-    assert refused("x", "-c", "a") == "model 'x' has no profile; there are a, b, c, d, e"
+    assert refused("x", "-c", "a") == "model 'x' has no profile; available: a, b, c, d, e"
     assert refused("a:9", "-c", "b") == "'a:9': a batch of 9 is not one from 1 to 8, as measured"
-    assert refused("a@50", "-c", "b") == "'a@50': a share must lie between 100 and 100 %"
+    assert refused("a@50", "-c", "b") == "'a@50': a share must be between 100 and 100 %"
     assert refused("a:b:c", "-c", "b").startswith("'a:b:c' is not MODEL[:BATCH][@SHARE%]")
     assert refused("a", "-c", "b", "-n", "2") == "--candidates: 1 are fewer than the 2 of --count"
     assert refused("a", "-c", "b", "--policy", "best") == (
-        "--policy: 'best' is not known; there are predicted, kace, memcap, sm, mem, random, oracle"
+        "--policy: 'best' is unknown; available: predicted, kace, memcap, sm, mem, random, oracle"
     )
     assert refused("a", "-c", "b", "--policy", "predicted") == "--policy predicted needs --fit"
     assert refused("a", "-c", "b", "--policy", "oracle") == "--policy oracle needs --samples"
     assert refused("a", "-c", "b", "--kind", "cpu") == "--kind: profiles.csv has no profile on 'cpu'; it has gpu"
-    assert refused("a", "-c", "b", "--by", "power") == "--by: 'power' is not known; take rows or relative"
+    assert refused("a", "-c", "b", "--by", "power") == "--by: 'power' is unknown; use rows or relative"
     assert "1 candidates fit next to 'a' within 1 GiB" in refused("a", "-c", "b", "--memory", "1GiB")

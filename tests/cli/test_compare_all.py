@@ -65,7 +65,7 @@ def test_compare_all_leaves_out_problems_whose_data_are_not_there(program: Progr
 
 
 def test_compare_refuses_what_makes_no_sense(program: Program, tmp_path: Path) -> None:
-    assert "nothing to compare on: name problems or give --all" in program.refuses("compare")
+    assert "no problem to compare on; name some, or use --all" in program.refuses("compare")
     assert "unknown planner 'nobody'" in program.refuses("compare", "--all", "--planners", "nobody")
     (tmp_path / "other.jsonl").write_text('{"planner": 3}\n')
     said = program.refuses(*ASK, "--results", "other.jsonl")

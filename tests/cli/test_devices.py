@@ -116,7 +116,7 @@ def test_gpu_backend_with_an_unknown_gpu_is_rejected(program: Program, folder: P
     (folder / "gpu.toml").write_text('backend = "green"\ngpu = { devices = [1] }\n')
     with loaded("h200"):
         why = program.refuses("serve", "gpu.toml")
-    assert why == "gpu.devices: no GPU '1'; there is 0 (GPU-00000001-0000-4000-8000-000000000000)"
+    assert why == "gpu.devices: no GPU '1'; available: 0 (GPU-00000001-0000-4000-8000-000000000000)"
 
 
 def test_gpu_backend_leaves_out_unsuitable_gpus_unless_named(

@@ -56,16 +56,16 @@ def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
     for wrong, message in (
         (
             '{ model = "gaussian-process", fit = "ours.json", quantile = 2 }',
-            "interference.quantile: 2 must lie between 0 and 1",
+            "interference.quantile: 2 must be between 0 and 1",
         ),
         (
             '{ model = "linear", fit = "pairs.csv", quantile = 0.9 }',
-            "'linear' knows no quantiles; leave it out, or take",
+            "'linear' knows no quantiles; leave it out, or use",
         ),
         ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'gaussian-process', not 'linear'"),
         ('{ model = "gaussian-process", factor = 1.2 }', "'gaussian-process' takes no factor"),
         ('{ model = "gaussian-process" }', "'gaussian-process' has to be fitted to samples of pairs"),
-        ('{ model = "magic" }', "interference.model: 'magic' is not known; take"),
+        ('{ model = "magic" }', "interference.model: 'magic' is unknown; use"),
         ('{ model = "gaussian-process", fits = "x" }', "interference: Object contains unknown field `fits`"),
         ('{ model = "gaussian-process", fit = "absent.csv" }', "absent.csv: cannot be read"),
         ('{ model = "gaussian-process", fit = "profiles.csv" }', "profiles.csv:1: column 'victim' is missing"),
@@ -76,7 +76,7 @@ def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
 
 def test_fit_repeats_without_a_cross_validation_is_rejected(program: Program) -> None:
     said = program.refuses("fit", "pairs.csv", "--profiles", "profiles.csv", "--repeats", "3")
-    assert "--repeats is the number of splits of a cross-validation; it goes with --compare or --report" in said
+    assert "--repeats is for cross-validation; add --compare or --report" in said
 
 
 def test_fit_compare_shows_errors(program: Program, folder: Path) -> None:
@@ -135,11 +135,11 @@ def test_fit_report_validates_what_was_fitted(program: Program, folder: Path) ->
 
 def test_fit_with_wrong_options_says_why(program: Program, folder: Path) -> None:
     assert "give the models' profiles with --profiles" in program.refuses("fit", "pairs.csv")
-    assert "--model magic: there are linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
+    assert "--model magic: unknown; available: linear" in program.refuses("fit", "pairs.csv", "--model", "magic")
     both = ("fit", "pairs.csv", "--profiles", "profiles.csv", "-m", "linear")
     assert "--compare writes no predictor" in program.refuses(*both, "--compare", "-o", "x.json")
-    assert "one --model is fitted at a time" in program.refuses(*both, "-m", "gaussian-process")
-    assert "it goes with --compare" in program.refuses(*both, "--plot", "x.svg")
+    assert "only one --model can be fitted" in program.refuses(*both, "-m", "gaussian-process")
+    assert "add --compare" in program.refuses(*both, "--plot", "x.svg")
     (folder / "few.csv").write_text("".join((folder / "pairs.csv").read_text().splitlines(keepends=True)[:4]))
     few = ("fit", "few.csv", "--profiles", "profiles.csv", "-m", "linear")
     assert "few.csv: all samples have the same co-located model" in program.refuses(*few)

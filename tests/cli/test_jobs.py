@@ -90,7 +90,7 @@ def test_job_is_submitted_listed_shown_paused_resumed_and_cancelled(program: Pro
 
 def test_jobs_are_shown_to_people(program: Program, front: Front) -> None:
     address = ("-a", front.address)
-    assert "there are no jobs; submit one" in program("jobs", "list", *address).err
+    assert "no jobs; submit one" in program("jobs", "list", *address).err
     said = program("jobs", "submit", "--train", "digits", "--deadline", "1000h", *address)
     assert (said.code, said.out, said.err) == (0, "", "submitted digits-1 (running)\n")
     front.feed(JobProgressed("digits-1", 1, 5, 50, 1.5, {"accuracy": 0.875}))
@@ -129,13 +129,13 @@ def test_job_file_is_submitted_and_options_stand_above_it(program: Program, fold
     [
         ((), "nothing given: give one of --train, --infer, --file, or a command after `--`"),
         (("--train", "digits", "--infer", "m"), "--train and --infer given: give one of"),
-        (("--train", "digits", "--input", "x"), "--input: is no option of --train; leave it out"),
+        (("--train", "digits", "--input", "x"), "--input: is not an option of --train; leave it out"),
         (("--infer", "m", "--output", "x"), "--infer m: needs --input FILE and --output FILE"),
         (("--train", "digit"), "source: the zoo trains no 'digit'; did you mean 'digits'?"),
         (("--train", "none.py:f"), "source: 'none.py': there is no such file or folder"),
-        (("--train", "digits", "--priority", "0"), "priority: 0 must lie between 1 and 100"),
+        (("--train", "digits", "--priority", "0"), "priority: 0 must be between 1 and 100"),
         (("--train", "digits", "--memory", "2"), "--memory: '2' has no unit of memory"),
-        (("--train", "digits", "--deadline", "soon"), "--deadline: 'soon' is no time"),
+        (("--train", "digits", "--deadline", "soon"), "--deadline: 'soon' is not a time"),
         (("--file", "none.toml"), "none.toml: cannot be read: No such file or directory"),
         (("--file", "profiles.csv"), "profiles.csv: is not TOML"),
     ],
@@ -166,7 +166,7 @@ def test_server_that_names_another_file_as_its_key_gets_nothing_of_it(
     (folder / "secret").chmod(0o600)
     front.key.path = folder / "secret"
     refused = program.refuses("jobs", "submit", "-a", front.address, "--", "true")
-    assert refused == f"{folder}/secret: is no key for jobs; remove it, and the server makes another"
+    assert refused == f"{folder}/secret: is not a key for jobs; remove it, and the server makes another"
 
 
 def test_token_for_control_submits_commands_where_the_settings_say_so(program: Program, folder: Path) -> None:

@@ -83,7 +83,7 @@ def test_profile_pairs_continues_an_existing_file(
     assert (len(samples), len(runs)) == (10, 5)
     fitted = program("fit", "pairs.csv", "--profiles", "mine.csv", "--json")
     assert fitted.code == 0, fitted.err
-    assert "it goes with --pairs" in program.refuses("profile", "--model-repository", "mine", "--count", "3")
+    assert "add --pairs" in program.refuses("profile", "--model-repository", "mine", "--count", "3")
 
 
 def test_profile_pairs_into_another_file_is_rejected(program: Program, folder: Path) -> None:

@@ -22,7 +22,7 @@ def test_chosen_rates_some_given_are_those_alone_scaled() -> None:
         ("a", r"^--rate a: write MODEL=REQUESTS_PER_SECOND, such as resnet50=20$"),
         ("a=-1", r"^--rate a=-1: write MODEL=REQUESTS_PER_SECOND"),
         ("a=inf", r"^--rate a=inf: write MODEL=REQUESTS_PER_SECOND"),
-        ("c=1", r"^--rate c=1: no model 'c'; there are a, b$"),
+        ("c=1", r"^--rate c=1: no model 'c'; available: a, b$"),
     ],
 )
 def test_chosen_rates_no_rate_or_unknown_model_raises_with_the_text(text: str, message: str) -> None:

@@ -92,10 +92,10 @@ def test_reproduce_prints_a_table_json_and_a_figure(program: Program, folder: Pa
 
 def test_reproduce_with_wrong_names_says_why(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert program.refuses("reproduce", "gpulet/fig99") == (
-        f"no experiment 'gpulet/fig99'; there are {', '.join(NAMES)}; or all of gaussian_process, gpulet, hetsev, inss,"
-        " kace, thesis"
+        f"no experiment 'gpulet/fig99'; available: {', '.join(NAMES)}; or all of gaussian_process, gpulet, hetsev,"
+        " inss, kace, thesis"
     )
-    assert "no profiles 'h100'; there are synthetic-0.2," in program.refuses(
+    assert "no profiles 'h100'; available: synthetic-0.2," in program.refuses(
         "reproduce", "gpulet/fig05", "--profiles", "h100", "--jobs", "1"
     )
     monkeypatch.setattr(reproduce, "CHECKOUT", tmp_path)
@@ -188,7 +188,7 @@ def test_rows_table_has_a_column_per_field(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_figures_go_to_one_folder(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--plot and --results do not go together" in program.refuses(
+    assert "--plot and --results exclude each other" in program.refuses(
         "reproduce", "gpulet/table05", "--results", "kept", "--plot", "pictures"
     )
     monkeypatch.setattr(reproduce, "experiment_titles", lambda: {"gpulet/table05": "one of a paper"})

@@ -16,5 +16,5 @@ def test_authority_that_cannot_be_read_is_refused(program: Program, folder: Path
 def test_token_is_not_sent_in_the_clear(program: Program, folder: Path) -> None:
     (folder / "token").write_text("a-token-of-a-test\n")
     asked = ("share-controller", str(write_problem(folder)), "--token-file", "token", "--recommender")
-    said = "a token is not sent over a network in the clear; name who signed its certificate with --ca-file"
+    said = "a token is not sent unencrypted over a network; name who signed its certificate with --ca-file"
     assert program.refuses(*asked, "recommender:9003") == f"--recommender: 'recommender:9003': {said}"

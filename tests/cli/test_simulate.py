@@ -138,12 +138,12 @@ def test_what_if_scenarios_are_compared(program: Program) -> None:
     [
         (
             "--what-if rates=2",
-            "--what-if rates=2: 'rates' cannot be changed; there are rate, devices, kind, slo, planner",
+            "--what-if rates=2: 'rates' cannot be changed; available: rate, devices, kind, slo, planner",
         ),
-        ("--what-if rate=nobody:2", "rate=nobody:2: no model 'nobody'; there are identity, lookup"),
+        ("--what-if rate=nobody:2", "rate=nobody:2: no model 'nobody'; available: identity, lookup"),
         ("--what-if rate=2 --plot a.svg", "--plot draws one run; leave it out, or leave out --what-if"),
         ("--lend", "only shares of processors are lent, and no device has any; give `processors` in [[devices]]"),
-        ("--plot run.txt", "run.txt: cannot draw a .txt; take .svg, .png or .pdf"),
+        ("--plot run.txt", "run.txt: cannot draw a .txt; use .svg, .png or .pdf"),
     ],
 )
 def test_simulate_with_wrong_options_says_why(program: Program, arguments: str, message: str) -> None:
@@ -171,7 +171,7 @@ def test_simulate_a_given_plan_does_not_plan(program: Program, folder: Path, mon
     (folder / "plan.json").write_text(text.replace('"elastic"', '"by hand"'))
     command = ("simulate", "problem.toml", "--plan", "plan.json", "--duration", "1")
     assert program.refuses(*command, "--what-if", "rate=2", "--jobs", "1").startswith(
-        "unknown planner 'by hand'; there are"
+        "unknown planner 'by hand'; available: "
     )
     assert program(*command, "--what-if", "rate=2", "--jobs", "1", "--planner", "elastic").code == 0
     monkeypatch.delattr(cotenant.cli.loading, "load_planned")
@@ -224,7 +224,7 @@ def test_simulate_has_as_many_standby_workers_as_asked_for(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "error: w.toml: workload[0]: model 'identty' is not known; did you mean 'identity'?\n"),
+        ((), "error: w.toml: workload[0]: model 'identty' is unknown; did you mean 'identity'?\n"),
         (("--rate", "identity=1"), "error: --workload sets the rates; leave it out, or leave out --rate\n"),
     ],
 )

@@ -79,7 +79,7 @@ def test_train_rejects_bad_input_before_it_trains(program: Program, folder: Path
     said = program("train", "problem.toml", "--output", "policy.json", "--low", "2", "--high", "1")
     assert said.code == 1 and "--low 2 is above --high 1" in said.err
     said = program("train", "problem.toml", "--output", "policy.json", "--planner", "elastic")
-    assert said.code == 1 and "--planner elastic: 'inss' or 'inss-plus' is trained" in said.err
+    assert said.code == 1 and "--planner elastic: not trainable; use 'inss' or 'inss-plus'" in said.err
     said = program("train", "problem.toml", "--output", "policy.json", "--plot", "curve.gif")
     assert said.code == 1 and "cannot draw a .gif" in said.err
     (folder / "problem.toml").write_text(PROBLEM.replace("count = 2", "count = 0"))

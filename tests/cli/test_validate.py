@@ -233,4 +233,4 @@ def test_replay_that_decides_otherwise_is_told_from_a_simulation_that_does() -> 
     assert compared.decides_the_same, "which is another matter"
     shown = io.StringIO()
     Console(file=shown, width=200).print(adaptive_comparison_view(compared))
-    assert "OTHER DECISIONS, which is a bug: at 1.0 s" in shown.getvalue()
+    assert "DIFFERENT DECISIONS, which is a bug: at 1.0 s" in shown.getvalue()

@@ -226,7 +226,7 @@ def test_table_5_probes_find_what_planners_can_do(tmp_path: Path) -> None:
 
 
 def test_model_set_of_an_unknown_name_raises() -> None:
-    with pytest.raises(ConfigError, match="no profiles 'h100'; there are synthetic"):
+    with pytest.raises(ConfigError, match="no profiles 'h100'; available: synthetic"):
         model_set("h100")
 
 

@@ -47,5 +47,5 @@ def test_figure_10_ours_has_a_smaller_error_than_linear() -> None:
 
 
 def test_selected_pairs_of_an_unknown_set_raise() -> None:
-    with pytest.raises(ConfigError, match=r"--profiles synthetic-0\.2: no such set of pairs; there are v100 or a100"):
+    with pytest.raises(ConfigError, match=r"--profiles synthetic-0\.2: no such set of pairs; available: v100 or a100"):
         fig07.run(Options(profiles=("synthetic-0.2",)))

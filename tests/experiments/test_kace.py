@@ -77,7 +77,7 @@ def test_unseen_models_reach_the_relative_sum_of_the_report() -> None:
 
 
 def test_load_of_an_invalid_name_raises() -> None:
-    with pytest.raises(ConfigError, match="'resnet' is no workload"):
+    with pytest.raises(ConfigError, match="'resnet' is not a workload"):
         kace.load("resnet")
 
 

@@ -33,7 +33,7 @@ def test_gpulet_figure_4_large_batches_gain_more_by_share_than_small_ones(tmp_pa
     assert resnet.at_80 == pytest.approx(27.15, rel=1e-3)
     fig04.plot(rows, tmp_path / "f.svg")
     assert drawn(tmp_path / "f.svg")
-    with pytest.raises(ConfigError, match="no such profiles; there are v100 or a100"):
+    with pytest.raises(ConfigError, match="no such profiles; available: v100 or a100"):
         fig04.run(Options(profiles=("h100",)))
 
 

@@ -57,7 +57,7 @@ def test_long_list_is_read_page_by_page_from_one_version(monkeypatch: pytest.Mon
         (500, "", "GET /api/v1/namespaces/default/configmaps/a is refused (500): as the test wants it"),
         (502, "<html>bad gateway", "GET /api/v1/namespaces/default/configmaps/a is refused (502): <html>bad gateway"),
         (403, " ", "GET /api/v1/namespaces/default/configmaps/a is refused (403): no reason is given"),
-        (200, "[1]", "the API server answers /api/v1/namespaces/default/configmaps/a with what is no object"),
+        (200, "[1]", "the API server answers /api/v1/namespaces/default/configmaps/a with what is not an object"),
     ],
 )
 def test_answer_that_is_no_object_is_an_error_with_its_status(code: int, text: str, message: str) -> None:
@@ -167,7 +167,7 @@ def test_kubeconfig_gives_address_namespace_and_token(tmp_path: Path) -> None:
     [
         (None, "no API server of Kubernetes to ask: .* not found; run in a cluster, or name a file with KUBECONFIG"),
         ("{", "is not YAML"),
-        ("[]", "is no configuration of a Kubernetes client"),
+        ("[]", "is not a configuration of a Kubernetes client"),
         ("clusters: []\ncontexts: []", "no API server of Kubernetes to ask: No current context set"),
         (KUBECONFIG.format(server="https://x").replace("server", "servers: [", 1), "is not YAML"),
         (
@@ -205,7 +205,7 @@ def test_plugin_that_gives_no_token_is_told_without_what_it_said(tmp_path: Path,
         async with connected(kubeconfig=path) as client:
             await client.list(CONFIG_MAPS)
 
-    with pytest.raises(KubernetesError, match=r"its plugin's answer is no ExecCredential with a token$") as raised:
+    with pytest.raises(KubernetesError, match=r"its plugin's answer is not an ExecCredential with a token$") as raised:
         asyncio.run(run())
     assert raised.value.status == 0
 

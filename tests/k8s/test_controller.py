@@ -118,7 +118,7 @@ def test_model_that_cannot_be_served_is_told_why_and_keeps_back_no_other(play: P
             assert "no model 'none' in" in await becomes(api, "none", "False", "ModelNotFound")
             assert "is that of ServedModel" in await becomes(api, "again", "False", "DuplicateModel")
             assert "model.onnx" in await becomes(api, "broken", "False", "Unavailable")
-            assert "add devices, or give it more time" in await becomes(api, "impossible", "False", "Unschedulable")
+            assert "add devices, or raise its target" in await becomes(api, "impossible", "False", "Unschedulable")
 
     play(scenario)
 
@@ -195,7 +195,7 @@ def test_pool_limits_what_plans_use(play: Play, tmp_path: Path) -> None:
             status = (await api.client.get(DEVICE_POOLS, "cpus"))["status"]
             assert (status["devices"], status["used"], status["costPerHour"]) == (1, 1, 0.5)
             message = await becomes(api, "gpus", "False", "NoDevices", resource=DEVICE_POOLS)
-            assert message == "no agent has a device of kind 'h100'; there are: cpu"
+            assert message == "no agent has a device of kind 'h100'; available: cpu"
             await api.client.patch(DEVICE_POOLS, key_of(made), {"spec": {"cuts": [33.3]}})
             message = await becomes(api, "cpus", "False", "Rejected", resource=DEVICE_POOLS)
             assert message.startswith("devices of kind 'cpu': none of the cuts is legal for cpu; it has 5 %")
@@ -436,7 +436,7 @@ def test_settings_that_are_read_again_keep_the_models_and_bad_ones_do_no_harm(
             await becomes(api, "identity", "True", "Serving")
             good = path.read_text()
             for bad, error in (
-                ('planner = "none"\n' + good, "planner: 'none' is not known"),
+                ('planner = "none"\n' + good, "planner: 'none' is unknown"),
                 (
                     "http_port = 1\n" + good.replace("http_port = 0", ""),
                     "what the server was started with cannot change",

@@ -29,7 +29,7 @@ def test_slice_names_one_address_and_its_ports() -> None:
 
 @pytest.mark.parametrize(
     ("address", "message"),
-    [("127.0.0.1", "is of this machine alone"), ("::", "is of this machine alone"), ("front", "is no IP address")],
+    [("127.0.0.1", "is of this machine alone"), ("::", "is of this machine alone"), ("front", "is not an IP address")],
 )
 def test_address_that_others_cannot_reach_is_refused(address: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

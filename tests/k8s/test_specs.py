@@ -48,7 +48,7 @@ def test_spec_is_spelled_as_settings_are() -> None:
     [
         ({"slo": "50"}, "spec.slo: '50' has no unit of time"),
         ({"slo": 50}, "spec: Expected `str | null`, got `int` - at `$.slo`"),
-        ({"attainment": "150%"}, "spec.attainment: '150%' must lie above 0"),
+        ({"attainment": "150%"}, "spec.attainment: '150%' must be above 0"),
         ({"rate": -1}, "spec.rate: -1 requests/s; a rate is finite and at least 0"),
         ({"rate": "many"}, "spec: Expected `float | null`, got `str` - at `$.rate`"),
         ({"maxBatch": 0}, "spec.max_batch: 0 must be at least 1"),

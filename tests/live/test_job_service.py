@@ -136,7 +136,7 @@ def test_job_that_ended_is_neither_paused_nor_cancelled(server: HttpServer, driv
     submit(server, digits())
     driver.feed(JobExited("digits-1", 1, completed=True))
     answer = ask_later(server, request("DELETE", f"{JOBS}/digits-1"))
-    assert error(answer) == (400, "job 'digits-1' has succeeded: submit it again, if it should run once more")
+    assert error(answer) == (400, "job 'digits-1' has succeeded; submit it again to run it once more")
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_job_that_ended_is_neither_paused_nor_cancelled(server: HttpServer, driv
         ([], "no job: Expected `object`, got `array`"),
         (digits(prio=1), "no job: Object contains unknown field `prio`"),
         ({"work": {"type": "mining"}}, "no job: Invalid value 'mining' - at `$.work.type`"),
-        (digits(priority=0), "priority: 0 must lie between 1 and 100"),
+        (digits(priority=0), "priority: 0 must be between 1 and 100"),
         (digits(priority="high"), "no job: Expected `int`, got `str` - at `$.priority`"),
         (digits(name="../../etc"), "name: '../../etc' must begin with a letter or digit"),
-        (digits(deadline=1000.0), "deadline: 1000 has passed; give unix seconds to come"),
+        (digits(deadline=1000.0), "deadline: 1000 has passed; give unix seconds in the future"),
         (
             {"work": {"type": "training", "source": "digit"}},
             "source: the zoo trains no 'digit'; did you mean 'digits'?",
         ),
-        ({"work": {"type": "training", "source": "digits", "steps": -1}}, "steps: -1 must lie between"),
+        ({"work": {"type": "training", "source": "digits", "steps": -1}}, "steps: -1 must be between"),
         ({"work": {"type": "command", "argv": []}}, "argv: a command needs a program to run"),
     ],
 )
@@ -220,7 +220,7 @@ def test_settings_say_who_may_submit_commands(
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        ({"type": "training", "source": "train.py:f"}, "source: 'train.py' is relative; write the whole path"),
+        ({"type": "training", "source": "train.py:f"}, "source: 'train.py' is relative; write an absolute path"),
         ({"type": "training", "source": "{}/no.py:f"}, "source: 'no.py': there is no such file or folder"),
         (
             {"type": "inference", "model": "m", "input": "{}/no", "output": "{}/out"},
@@ -287,7 +287,7 @@ def test_output_is_read_from_a_byte_on(server: HttpServer, tmp_path: Path) -> No
         answer = ask_later(server, request("GET", f"{JOBS}/digits-1/output{start}"))
         assert answer.json == {"text": text, "next": 8}
     answer = ask_later(server, request("GET", f"{JOBS}/digits-1/output?from=x"))
-    assert error(answer)[1] == "from: 'x' is no number of bytes; write 0 for all, -1000 for the last thousand"
+    assert error(answer)[1] == "from: 'x' is not a number of bytes; write 0 for all, -1000 for the last thousand"
 
 
 def test_output_is_never_cut_within_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_job_that_cannot_be_stored_is_not_taken(key: JobKey, records: FakeRecord
     records.flush = lambda: False  # type: ignore[method-assign]
     service = JobService(records, key=key, problem=lambda: "disk full")
     service.attach(driver)
-    with pytest.raises(UnavailableError, match="'digits-1' is not taken, as it cannot be stored: disk full"):
+    with pytest.raises(UnavailableError, match="'digits-1' is rejected: it cannot be stored: disk full"):
         asyncio.run(service.submit(JobRequest(work=Training(source="digits"))))
     assert all(status.reason == "cancelled by its owner" for status in driver.statuses())
 

@@ -307,7 +307,7 @@ def test_links_folders_and_devices_are_no_shared_memory(memory: SharedMemory, tm
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for key in ("link", "folder", "pipe"):
-        with pytest.raises(InvalidError, match=r"cannot be opened|is no shared memory"):
+        with pytest.raises(InvalidError, match=r"cannot be opened|is not shared memory"):
             memory.register("r", key, 0, 64)
 
 

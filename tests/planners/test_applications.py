@@ -175,12 +175,12 @@ def test_slo_budget_split_is_as_cheap_as_brute_force() -> None:
         (
             0.01,
             "application 'tight': stage 'find': no share of the devices runs a batch of 'find' twice within 10 ms;"
-            " give it more time",
+            " raise its target",
         ),
         (
             0.025,
             "application 'tight': no split of 25 ms meets its target: on whole devices its stages need 28 ms;"
-            " give it more time",
+            " raise its target",
         ),
     ],
 )

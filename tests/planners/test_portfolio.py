@@ -85,7 +85,7 @@ def test_choose_planner_of_a_paper_tries_it_alone(name: str) -> None:
 
 
 def test_choose_planner_of_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are "):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'; available: "):
         choose_planner("best")
 
 

@@ -20,16 +20,16 @@ from tests.planners.problems import embedded
             "two entries for the model 'a'; list each once",
         ),
         ({"fleet": (Kind(name="k"),) * 2}, "two entries for the kind of device 'k'; list each once"),
-        ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must lie above 0"),
+        ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must be above 0"),
         (
             {"models": (Model(name="a", slo=math.inf),), "rates": {}},
-            "model 'a': a target of inf s must lie above 0 and be finite",
+            "model 'a': a target of inf s must be above 0 and be finite",
         ),
         (
             {"models": (Model(name="a", slo=math.nan),), "rates": {}},
-            "model 'a': a target of nan s must lie above 0 and be finite",
+            "model 'a': a target of nan s must be above 0 and be finite",
         ),
-        ({"models": (Model(name="a", slo=1, attainment=1.1),), "rates": {}}, "model 'a': attainment 1.1 must lie"),
+        ({"models": (Model(name="a", slo=1, attainment=1.1),), "rates": {}}, "model 'a': attainment 1.1 must be"),
         ({"models": (Model(name="a", slo=1, max_batch=0),), "rates": {}}, "model 'a': a largest batch of 0 must be"),
         ({"rates": {"bert": -1.0}}, "model 'bert': a rate of -1 requests/s must be finite and at least 0"),
         ({"rates": {"bert": float("inf")}}, "model 'bert': a rate of inf requests/s must be finite"),
@@ -43,7 +43,7 @@ from tests.planners.problems import embedded
         ({"fleet": (Kind(name="k", cuts=(500, 200)),)}, r"kind 'k': the cuts \(500, 200\) must ascend"),
         (
             {"fleet": (Kind(name="k", geometry="mig-a100"),)},
-            "kind 'k': no MIG geometry 'mig-a100'; there are mig-a30-24gb, ",
+            "kind 'k': no MIG geometry 'mig-a100'; available: mig-a30-24gb, ",
         ),
         (
             {"fleet": (Kind(name="k", geometry="mig-a30-24gb", cuts=(250, 300)),)},
@@ -58,5 +58,5 @@ def test_problem_with_invalid_values_is_rejected(change: dict[str, Any], message
 
 
 def test_load_planner_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are bestfit, colocate, "):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'; available: bestfit, colocate, "):
         load_planner("best")

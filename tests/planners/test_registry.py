@@ -118,8 +118,8 @@ def test_registry_name_of_a_built_in_planner_is_rejected(install: Install) -> No
 
 def test_registry_unknown_planner_lists_all_names(install: Install, tmp_path: Path) -> None:
     install("others-planners", mine="others_planners:plan")
-    with pytest.raises(PlanError, match=r"^unknown planner 'x'; there are bestfit, .*, mine, .*, squishy$"):
+    with pytest.raises(PlanError, match=r"^unknown planner 'x'; available: bestfit, .*, mine, .*, squishy$"):
         load_planner("x")
     (tmp_path / "serve.toml").write_text('planner = "x"')
-    with pytest.raises(ConfigError, match=r"'x' is not known; take 'bestfit' or .* or 'mine' or .* or 'squishy'$"):
+    with pytest.raises(ConfigError, match=r"'x' is unknown; use 'bestfit' or .* or 'mine' or .* or 'squishy'$"):
         read_settings(tmp_path / "serve.toml")

@@ -42,7 +42,7 @@ def test_settings_differ_in_targets_objective_and_fleet() -> None:
 
 
 def test_unknown_problem_lists_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="no problem 'v100'; there are v100/steady, v100/tight, "):
+    with pytest.raises(ConfigError, match="no problem 'v100'; available: v100/steady, v100/tight, "):
         study_problem("v100", 0)
 
 

@@ -46,7 +46,7 @@ def test_what_if_device_changes_count_from_those_in_use_or_none() -> None:
         asked("devices=1", two)
     with pytest.raises(ConfigError, match=r"^devices=-2: only 1 of kind 'cpu' are used$"):
         asked("devices=-2")
-    with pytest.raises(ConfigError, match=r"^devices=h100:1: no kind 'h100'; there are cpu$"):
+    with pytest.raises(ConfigError, match=r"^devices=h100:1: no kind 'h100'; available: cpu$"):
         asked("devices=h100:1")
 
 
@@ -71,15 +71,18 @@ def test_what_if_other_targets_and_planners_apply() -> None:
     ("text", "message"),
     [
         ("rate", "--what-if rate: write what changes and how, such as rate=2, "),
-        ("rates=2", "--what-if rates=2: 'rates' cannot be changed; there are rate, devices, kind, slo, planner, as in"),
+        (
+            "rates=2",
+            "--what-if rates=2: 'rates' cannot be changed; available: rate, devices, kind, slo, planner, as in",
+        ),
         ("rate=many", "rate=many: 'many' is not a multiple of a rate; write a number such as 2 or 0.5"),
         ("rate=-1", "rate=-1: '-1' is not a multiple of a rate"),
         ("rate=inf", "rate=inf: 'inf' is not a multiple of a rate"),
         ("devices=some", "devices=some: 'some' is not a number of devices; write 3, or -1 and +2 for fewer and more"),
         ("kind=t4", "--what-if kind=t4: write kind=OLD:NEW, such as kind=v100:t4"),
         ("slo=a:50", "--what-if slo=a:50: '50' has no unit of time"),
-        ("slo=z:50ms", "slo=z:50ms: no model 'z'; there are a, b"),
-        ("rate=z:2", "rate=z:2: no model 'z'; there are a, b"),
+        ("slo=z:50ms", "slo=z:50ms: no model 'z'; available: a, b"),
+        ("rate=z:2", "rate=z:2: no model 'z'; available: a, b"),
     ],
 )
 def test_what_if_invalid_change_is_rejected(text: str, message: str) -> None:
@@ -89,7 +92,7 @@ def test_what_if_invalid_change_is_rejected(text: str, message: str) -> None:
 
 
 def test_what_if_unknown_planner_is_rejected() -> None:
-    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are "):
+    with pytest.raises(PlanError, match=r"^unknown planner 'best'; available: "):
         asked("planner=best")
 
 

@@ -157,11 +157,11 @@ def test_check_of_unusable_samples_raises_plan_error() -> None:
     ):
         with pytest.raises(PlanError, match=words):
             fit("linear", given, PROFILES)
-    with pytest.raises(PlanError, match="no predictor 'magic'; there are linear"):
+    with pytest.raises(PlanError, match="no predictor 'magic'; available: linear"):
         fit("magic", samples, PROFILES)
 
 
-REJECTED = r"^fitted\.json: is no fitted predictor: .*; make one with `cotenant fit`$"
+REJECTED = r"^fitted\.json: is not a fitted predictor: .*; make one with `cotenant fit`$"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "magic"}', '{"model": "linear", "coefficients": 3}'])

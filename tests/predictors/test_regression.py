@@ -81,7 +81,7 @@ def test_train_on_unusable_input_raises_plan_error() -> None:
         train("lr", ROWS[:4], TARGETS[:4])
     with pytest.raises(PlanError, match="9 samples are too few for 'rf'"):
         train("rf", ROWS[:9], TARGETS[:9])
-    with pytest.raises(PlanError, match="unknown technique 'svm'; there are lr, ridge, rf, nn, automl"):
+    with pytest.raises(PlanError, match="unknown technique 'svm'; available: lr, ridge, rf, nn, automl"):
         train("svm", ROWS, TARGETS)
 
 

@@ -53,13 +53,13 @@ def test_read_samples_with_suffixed_columns_reads_further_loads() -> None:
     ("old", "new", "message"),
     [
         ("alone_ms", "alone_s", "pairs.csv:1: column 'alone_ms' is missing; samples of pairs have kind, victim,"),
-        ("kind,", "colour,kind,", "pairs.csv:1: column 'colour' is not known"),
+        ("kind,", "colour,kind,", "pairs.csv:1: column 'colour' is unknown"),
         ("alone_ms", "colocated_2,alone_ms", "column 'colocated_batch_2' is missing; further co-located models have"),
-        ("5.25", "0", "pairs.csv:2: together_ms 0 must lie above 0; take the row out if the pair did not fit"),
-        ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must lie above 0"),
+        ("5.25", "0", "pairs.csv:2: together_ms 0 must be above 0; remove the row if the pair did not fit"),
+        ("4.5", "-4.5", "pairs.csv:2: alone_ms -4.5 must be above 0"),
         ("5.25", "much", "pairs.csv:2: together_ms: 'much' is not a number"),
         ("5.25", "inf", "pairs.csv:2: together_ms: 'inf' is not a finite number"),
-        ("5.25", "5000", "pairs.csv:2: together_ms 5000 is more than 1000 times alone_ms 4.5; take the row out"),
+        ("5.25", "5000", "pairs.csv:2: together_ms 5000 is more than 1000 times alone_ms 4.5; remove the row"),
         ("5.25", "2", "together_ms 2 is less than half of alone_ms 4.5; interference makes nothing faster"),
         ("resnet50", "", "pairs.csv:2: victim is empty"),
         ("vgg19", "", "pairs.csv:2: colocated is empty; a run without co-located models belongs in a profile"),
@@ -82,7 +82,7 @@ def test_read_samples_of_invalid_rows_raises_config_error(old: str, new: str, me
 )
 def test_samples_that_no_run_can_have_are_refused(alone: float, together: float) -> None:
     one, other = Load("a", "k", 1, 500), Load("b", "k", 1, 500)
-    with pytest.raises(PlanError, match=r"a sample of 'a' took .* take it out, or measure it again"):
+    with pytest.raises(PlanError, match=r"a sample of 'a' took .* remove it, or measure it again"):
         Sample(one, (other,), alone, together)
     with pytest.raises(PlanError, match="has no co-located load"):
         Sample(one, (), 1.0, 1.0)

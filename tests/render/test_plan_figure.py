@@ -24,7 +24,7 @@ def test_save_plan_with_a_suffix_writes_that_format(tmp_path: Path, suffix: str,
 
 
 def test_save_plan_that_cannot_be_drawn_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"plan\.gif: cannot draw a \.gif; take \.svg, \.png or \.pdf$"):
+    with pytest.raises(ConfigError, match=r"plan\.gif: cannot draw a \.gif; use \.svg, \.png or \.pdf$"):
         save_plan(PLAN, tmp_path / "plan.gif")
     pytest.importorskip("matplotlib")
     (tmp_path / "file").touch()

@@ -300,9 +300,9 @@ def test_token_of_a_caller_is_none_of_another_length_or_scheme() -> None:
     [
         ("", "there is no token"),
         ("# only this\n", "there is no token"),
-        ("short\n", "line 1 is no token"),
-        ("0123456789abcdef\nquite another secret\n", "line 2 is no token"),
-        ("päßwörter-sind-keine", "line 1 is no token"),
+        ("short\n", "line 1 is not a token"),
+        ("0123456789abcdef\nquite another secret\n", "line 2 is not a token"),
+        ("päßwörter-sind-keine", "line 1 is not a token"),
     ],
 )
 def test_file_without_good_tokens_is_an_error_that_repeats_none(tmp_path: Path, text: str, reason: str) -> None:

@@ -89,7 +89,7 @@ def test_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("my password")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="is no key for jobs"):
+    with pytest.raises(ConfigError, match="is not a key for jobs"):
         JobKey.read(path)
 
 
@@ -107,5 +107,5 @@ def test_disk_that_is_full_leaves_no_empty_key(tmp_path: Path, monkeypatch: pyte
 
 def test_pipe_is_no_key(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "key")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         JobKey.read(tmp_path / "key")

@@ -105,7 +105,7 @@ def test_devices_are_taken_away_after_their_lifetime_on_average() -> None:
         ({"failure": 0.6, "broken": 0.6}, "all that may go wrong exceed 1"),
         ({"launch_seconds": math.nan}, "launch_seconds = nan must be finite"),
         ({"price": -1.0}, "price = -1 must be finite and at least 0"),
-        ({"lifetime": 0.0}, "a lifetime of 0 s must lie above 0"),
+        ({"lifetime": 0.0}, "a lifetime of 0 s must be above 0"),
         ({"wrong_kind": 0.1}, "wrong_kind needs `other`"),
     ],
 )

@@ -218,9 +218,9 @@ def test_failure_of_an_unknown_target_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("time", "back", "message"),
     [
-        (-1.0, 1.0, r"^a failure of cpu-0 at -1 s; take 0 or more$"),
-        (math.nan, 1.0, r"^a failure of cpu-0 at nan s; take 0 or more$"),
-        (1.0, -1.0, r"^a failure of cpu-0 that ends after -1 s; take 0 or more$"),
+        (-1.0, 1.0, r"^a failure of cpu-0 at -1 s; use 0 or more$"),
+        (math.nan, 1.0, r"^a failure of cpu-0 at nan s; use 0 or more$"),
+        (1.0, -1.0, r"^a failure of cpu-0 that ends after -1 s; use 0 or more$"),
     ],
 )
 def test_failure_at_an_invalid_time_is_rejected(time: float, back: float, message: str) -> None:

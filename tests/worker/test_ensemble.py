@@ -129,7 +129,7 @@ STEP = "ensemble_scheduling.step"
         ),
         ('value: "picture" }', 'value: "names" }', f"{STEP}[1].input_map: 'names' is FP32 [-1, 10], but 'find' takes"),
         ('name: "names"', 'name: "name"', "output 'name' is made by no step; name it in an output_map"),
-        ("input [ {", 'input [ { name: "sound" data_type: TYPE_FP32 dims: [ 1 ] }, {', "input 'sound' is taken by no"),
+        ("input [ {", 'input [ { name: "sound" data_type: TYPE_FP32 dims: [ 1 ] }, {', "input 'sound' is used by no"),
         ("dims: [ 3, 32 ]", "dims: [ 4, 32 ]", "input 'picture' has dims [4, 32], but [3, -1] in street"),
         ("TYPE_FP32 dims: [ 10 ]", "TYPE_FP16 dims: [ 10 ]", "output 'names' is TYPE_FP16, but FP32 in street"),
         ("input [", "max_batch_size: 5\ninput [", "max_batch_size 5, but 'name' takes 4; write no more"),

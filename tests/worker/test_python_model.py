@@ -90,7 +90,7 @@ def test_decorator_and_file_agree() -> None:
         ("@cotenant.model(inputs={'x': 'FP33[1]'})\ndef f(x): ...", "'x' is 'FP33[1]'"),
         ("@cotenant.model(inputs={'x': 'FP32[0]'})\ndef f(x): ...", "'x' is 'FP32[0]'"),
         ("@cotenant.model(inputs={'x': 'FP32[]'})\ndef f(x): ...", "'x' is 'FP32[]'"),
-        ("@cotenant.model(inputs={'a-b': 'FP32[1]'})\ndef f(x): ...", "'a-b' is no name of an argument"),
+        ("@cotenant.model(inputs={'a-b': 'FP32[1]'})\ndef f(x): ...", "'a-b' is not a name of an argument"),
         ("@cotenant.model(max_batch_size=-1)\ndef f(x): ...", "max_batch_size is -1"),
         ("@cotenant.model(max_batch_size=True)\ndef f(x): ...", "max_batch_size is True"),
         ("@cotenant.model(sample_dims={'x': [1]})\ndef f(x): ...", "sample_dims: there is no input 'x'"),
@@ -133,7 +133,7 @@ def test_configuration_says_what_the_decorator_does_not(tmp_path: Path) -> None:
         ("return {'z': x}", "no output 'y'; the model returns z"),
         ("x += 1\n    return x", "model.py:4: ValueError: output array is read-only"),
         ("return [['a', 'b']]", "output 'y' is <U1, but FP32 is declared"),
-        ("return [[1, 2], [3]]", "output 'y' is no array"),
+        ("return [[1, 2], [3]]", "output 'y' is not an array"),
         ("return x.astype(complex)", "output 'y' is complex128, but FP32 is declared"),
         ("return 1 / 0", "model.py:4: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "model.py:4: SystemExit: 3"),
@@ -149,9 +149,9 @@ def test_batch_that_fails_says_why(tmp_path: Path, body: str, reason: str) -> No
 @pytest.mark.parametrize(
     ("datatype", "body", "reason"),
     [
-        ("INT8", "return [[300, 0]]", "output 'y' has 300, which is no INT8"),
-        ("UINT8", "return [[-1, 0]]", "output 'y' has -1, which is no UINT8"),
-        ("INT32", "return [[2**40, 0]]", "output 'y' has 1099511627776, which is no INT32"),
+        ("INT8", "return [[300, 0]]", "output 'y' has 300, which INT8 cannot hold"),
+        ("UINT8", "return [[-1, 0]]", "output 'y' has -1, which UINT8 cannot hold"),
+        ("INT32", "return [[2**40, 0]]", "output 'y' has 1099511627776, which INT32 cannot hold"),
         ("FP16", "return [[1e6, 0]]", "output 'y' has numbers that are too large for FP16"),
     ],
 )

@@ -119,7 +119,7 @@ def test_trees_with_a_configuration_of_fil_give_probabilities_or_classes(
         ("binary", {"predict_proba": "yes"}, "parameter predict_proba is 'yes'; it is true or false"),
         ("binary", {"model_type": "treelite_checkpoint"}, "model_type 'treelite_checkpoint'; save it as"),
         ("binary", {"threshold": "much"}, "threshold 'much' is not a number"),
-        ("binary", {"half": "true"}, "parameter 'half' is not known for trees"),
+        ("binary", {"half": "true"}, "parameter 'half' is unknown for trees"),
     ],
 )
 def test_trees_with_what_cannot_be_honoured_are_not_served(

@@ -90,9 +90,9 @@ def test_merge_arrivals_orders_times_stably_before_the_end(
 def test_generate_arrivals_with_invalid_arguments_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"^a rate of -1 requests/s must be finite and at least 0$"):
         Poisson(-1.0)
-    with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must lie above 0$"):
+    with pytest.raises(ConfigError, match=r"^cv 0 of the gaps between arrivals must be above 0$"):
         Gamma(1.0, 0.0)
     with pytest.raises(ConfigError, match=r"^a run of 0 s must be finite and longer than 0 s$"):
         next(generate_arrivals(Workload.poisson({"a": 1.0}), 0.0, 0))
-    with pytest.raises(ConfigError, match=r"^seed -3 is negative; take 0 or more$"):
+    with pytest.raises(ConfigError, match=r"^seed -3 is negative; use 0 or more$"):
         random_streams(-3, ["a"])

@@ -29,8 +29,8 @@ def test_read_minutes_returns_rates_by_function(tmp_path: Path, heading: str) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"t\.csv:1: column 'HashFunction' is missing; there are none$"),
-        ("a,1\nx,2\n", r"t\.csv:1: column 'HashFunction' is missing; there are a, 1$"),
+        ("", r"t\.csv:1: column 'HashFunction' is missing; available: none$"),
+        ("a,1\nx,2\n", r"t\.csv:1: column 'HashFunction' is missing; available: a, 1$"),
         ("HashFunction,rate\nx,2\n", r"t\.csv:1: no column is headed by the number of a minute: 1, 2, …$"),
         ("HashFunction,1,2,4\nx,2,1,1\n", r"t\.csv:1: minute 3 is missing: a column 4 is in its place$"),
         (
@@ -117,8 +117,8 @@ def test_trace_source_scaled_drops_or_repeats_requests(tmp_path: Path, factor: f
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("when\n1\n", r"t\.csv:1: column 'time' is missing; there are when$"),
-        ("", r"t\.csv:1: column 'time' is missing; there are none$"),
+        ("when\n1\n", r"t\.csv:1: column 'time' is missing; available: when$"),
+        ("", r"t\.csv:1: column 'time' is missing; available: none$"),
         ("time\n", r"t\.csv: it contains no request$"),
         ('f,time\na,1\n"b', r"t\.csv:3: 1 cells; column 2 is missing$"),
         ("f,time\na,1\nb\n", r"t\.csv:3: 1 cells; column 2 is missing$"),

@@ -103,7 +103,7 @@ def select_gpus(every: Sequence[Gpu], wanted: Sequence[str] = ()) -> tuple[Gpu, 
         if len(matching) != 1:
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in every) or "none"
             what = "several GPUs begin with" if matching else "no GPU"
-            raise DeviceError(f"{place}: {what} {text!r}; there is {there}")
+            raise DeviceError(f"{place}: {what} {text!r}; available: {there}")
         (gpu,) = matching
         parts = {one.uuid for one in gpu.instances}
         meant.setdefault(gpu, set()).update({text} if text in parts else parts)

@@ -51,7 +51,7 @@ def nvml_error_text(nvml: Any, error: Any) -> str:
             '`--gpus all`, or serve on the CPU with backend = "cpu"'
         ),
         nvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-            "NVIDIA's driver is installed, but not loaded; `sudo modprobe nvidia` loads it, and `nvidia-smi` says more"
+            "NVIDIA's driver is installed, but not loaded; run `sudo modprobe nvidia`, and see `nvidia-smi` for details"
         ),
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
             "NVIDIA's driver was updated while an older one is still loaded; restart the machine"

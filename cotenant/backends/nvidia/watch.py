@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 WATCH = "cotenant-gpus"  # name of the watching thread
 LOOK = 0.25  # seconds between two checks
 HUNG = 5.0  # seconds after which a driver that does not answer counts as lost
-SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel's log say more"
+SILENT = "NVIDIA's driver does not answer; `nvidia-smi` and the kernel log have details"
 
 # After these nothing runs on the GPU until somebody resets it (NVIDIA, "Analyzing Xid errors with the Xid catalog":
 # those of an A100 or H100 whose immediate action is a reset or a restart). The others end a program, or warn.
 FATAL = {
-    46: "it stopped processing, and did not stop when told",
+    46: "it stopped processing, and did not stop on request",
     62: "its controller halted",
     64: "a broken row of its memory could not be replaced",
     79: "it has fallen off the bus",

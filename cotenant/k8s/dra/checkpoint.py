@@ -38,7 +38,7 @@ class Checkpoint:
             claims = msgspec.json.decode(text, type=_Checkpoint).claims
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"{self._path}: is no checkpoint of this driver ({error}); drain the node, then delete the file"
+                f"{self._path}: is not a checkpoint of this driver ({error}); drain the node, then delete the file"
             ) from None
         return {each.uid: each for each in claims}
 

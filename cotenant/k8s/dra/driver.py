@@ -105,7 +105,7 @@ class Driver:
     async def _fetch(self, reference: ClaimReference) -> KubeObject | ClaimError | None:
         """Return a claim as the API server has it; None where that need not be asked."""
         if not _UID.fullmatch(reference.uid):
-            return ClaimError(f"claim {reference}: {reference.uid!r} is no uid")
+            return ClaimError(f"claim {reference}: {reference.uid!r} is not a uid")
         if reference.uid in self._claims:
             return None
         try:
@@ -166,7 +166,7 @@ class Driver:
 
     def _unprepare(self, reference: ClaimReference) -> ClaimError | None:
         if not _UID.fullmatch(reference.uid):
-            return ClaimError(f"claim {reference}: {reference.uid!r} is no uid")
+            return ClaimError(f"claim {reference}: {reference.uid!r} is not a uid")
         try:
             (self._cdi / file_name(reference.uid)).unlink(missing_ok=True)
             if reference.uid in self._claims:

@@ -56,7 +56,7 @@ def read_planned(pod: KubeObject) -> PlannedClaim | None:
     try:
         for each in (placement.device, placement.visible):
             if not _UUID.fullmatch(each):
-                raise ConfigError(f"{each!r} is no UUID of a device")
+                raise ConfigError(f"{each!r} is not a UUID of a device")
         device_name(placement.device)
         if not 0 < placement.share <= WHOLE or placement.memory < 0:
             raise ConfigError(f"a share of {placement.share} ‰ with {placement.memory} bytes is none")

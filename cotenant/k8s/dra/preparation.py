@@ -72,7 +72,7 @@ def _prepare(
     device = devices.get(asked.device)
     if device is None:
         there = ", ".join(sorted(devices)) or "none"
-        raise ClaimError(f"{place}: device {asked.device} is lost, or was never here; there are: {there}")
+        raise ClaimError(f"{place}: device {asked.device} is lost, or was never here; available: {there}")
     share, memory = _quantities(place, asked, device)
     sharing = asked.config.sharing or ("mig" if device.mig else "whole" if share == WHOLE else "mps")
     held = [(claim, each) for claim in others for each in claim.devices if each.uuid == device.uuid]
@@ -105,7 +105,7 @@ def _quantities(place: str, asked: AllocatedDevice, device: NodeDevice) -> tuple
         )
     share = WHOLE if asked.share is None else asked.share
     if not 0 < share <= WHOLE:
-        raise ClaimError(f"{place}: a share of {share} ‰ must lie above 0 and at most at {WHOLE} ‰")
+        raise ClaimError(f"{place}: a share of {share} ‰ must be above 0 and at most {WHOLE} ‰")
     if config.share not in (None, share):
         raise ClaimError(f"{place}: it was planned with {config.share} ‰ of the device, and allocated {share} ‰")
     memory = device.memory if asked.memory is None else asked.memory

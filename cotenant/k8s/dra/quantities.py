@@ -12,7 +12,7 @@ def read_quantity(text: object, place: str) -> int:
     """Return a quantity that has to be a whole number of at least 0. Raises ClaimError."""
     value = _parsed(text)
     if value is None or value < 0 or value != int(value):
-        raise ClaimError(f"{place}: {text!r} is no whole number of at least 0")
+        raise ClaimError(f"{place}: {text!r} is not a whole number of at least 0")
     return int(value)
 
 

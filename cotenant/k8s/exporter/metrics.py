@@ -16,11 +16,11 @@ Users = Mapping[ObjectKey, SharePlacement]
 # Name, what it is, and its value; None where the GPU does not report it.
 _READINGS: tuple[tuple[str, str, Callable[[DeviceReading], float | None]], ...] = (
     ("memory_bytes", "Memory of the GPU.", lambda r: r.report.memory),
-    ("memory_used_bytes", "Memory of the GPU that is taken.", lambda r: r.used.get(r.report.uuid)),
+    ("memory_used_bytes", "Used memory of the GPU.", lambda r: r.used.get(r.report.uuid)),
     ("utilization_ratio", "Part of the time in which a kernel ran.", lambda r: r.utilisation),
     ("memory_bandwidth_ratio", "Part of the time in which memory was accessed.", lambda r: r.bandwidth),
-    ("power_watts", "Power that it takes.", lambda r: r.power),
-    ("processes", "Processes that compute on it.", lambda r: r.processes),
+    ("power_watts", "Power draw.", lambda r: r.power),
+    ("processes", "Processes computing on it.", lambda r: r.processes),
 )
 
 
@@ -67,7 +67,7 @@ class DeviceCollector(Collector):
             "Requests/s that a pod has asked for.",
             labels=(*labels, "namespace", "pod", "model"),
         )
-        free = GaugeMetricFamily("cotenant_device_free_share_ratio", "Share that nobody has.", labels=("device",))
+        free = GaugeMetricFamily("cotenant_device_free_share_ratio", "Unassigned share.", labels=("device",))
         for each in readings:
             report = each.report
             own = {key: placed for key, placed in users.items() if placed.device == report.uuid}

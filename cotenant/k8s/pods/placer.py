@@ -180,7 +180,7 @@ class Placer:
         instance, problem = self._asked(pod)
         if problem is None:
             known = ", ".join(sorted({model for model, _ in self._catalogue.profiles}))
-            return NoRoom(pod, f"no profile of model {pod.model!r}; there are {known or 'none'}"), None
+            return NoRoom(pod, f"no profile of model {pod.model!r}; available: {known or 'none'}"), None
         slots = _seen_by(pod, devices)
         try:
             choice = self._rule(problem, slots, instance, self._memo)
@@ -251,7 +251,7 @@ class Placer:
             return f"{asked}: no node reports a device of a known kind"
         kinds = list(dict.fromkeys(device.slots.draft.kind.name for device in devices))
         if pod.kind and pod.kind not in kinds:
-            return f"{asked}: no node reports a device of the kind {pod.kind!r}; there are {', '.join(sorted(kinds))}"
+            return f"{asked}: no node reports a device of the kind {pod.kind!r}; available: {', '.join(sorted(kinds))}"
         needs = []
         for name in [pod.kind] if pod.kind else kinds:
             of_kind = [device for device in devices if device.slots.draft.kind.name == name]

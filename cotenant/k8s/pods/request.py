@@ -133,10 +133,10 @@ def _rate(text: str) -> float:
     try:
         return _positive(float(text), RATE)
     except ValueError:
-        raise ConfigError(f"{RATE}: {text!r} is no number of requests per second") from None
+        raise ConfigError(f"{RATE}: {text!r} is not a number of requests per second") from None
 
 
 def _positive(value: float, place: str) -> float:
     if not 0 < value < math.inf:
-        raise ConfigError(f"{place}: {value:g} must lie above 0 and be finite")
+        raise ConfigError(f"{place}: {value:g} must be above 0 and be finite")
     return value

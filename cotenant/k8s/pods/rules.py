@@ -85,7 +85,7 @@ def choose_rule(name: str) -> Rule:
         return RULES[name]
     if name not in PLANNERS:
         known = ", ".join(dict.fromkeys([*RULES, *PLANNERS]))
-        raise PlanError(f"unknown planner {name!r}; there are {known}")
+        raise PlanError(f"unknown planner {name!r}; available: {known}")
     return partial(by_planner, name)
 
 

@@ -117,8 +117,8 @@ class Matrices(msgspec.Struct, frozen=True, dict=True):
             near = sorted({load.share for load in self._isolated if (load.model, load.kind) == (model, kind)})
             if near:
                 shares = ", ".join(f"{each / 10:g}" for each in near)
-                raise PlanError(f"nothing was measured on {share / 10:g} % of {kind!r}; there are {shares} %")
-            raise PlanError(f"nothing was measured of model {model!r}, or on {kind!r}; there are {self._known()}")
+                raise PlanError(f"nothing was measured on {share / 10:g} % of {kind!r}; available: {shares} %")
+            raise PlanError(f"nothing was measured of model {model!r}, or on {kind!r}; available: {self._known()}")
         within = {batch: rate for batch, rate in batches.items() if rate > 0 and 2 * batch / rate <= slo}
         if not within:
             return Rate(0.0, 0, True)

@@ -59,7 +59,7 @@ class RecommenderService:
     async def _isolated(self, request: Any) -> Any:
         share = parse_share(request.share_pct, "share_pct")
         if not request.slo_ms > 0:
-            raise ConfigError(f"slo_ms: {request.slo_ms:g} must lie above 0")
+            raise ConfigError(f"slo_ms: {request.slo_ms:g} must be above 0")
         rate = await asyncio.to_thread(self._matrices.rate, request.model, request.kind, share, request.slo_ms / 1e3)
         return recommender.IsolatedResponse(qps=rate.qps, batch=rate.batch, measured=rate.measured)
 

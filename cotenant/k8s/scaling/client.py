@@ -59,7 +59,7 @@ class InstanceClient:
         except grpc.aio.AioRpcError as error:
             what = error.details() or error.code().name
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                what = f"the instance controller at {self._address} does not do it now: {what}"
+                what = f"the instance controller at {self._address} cannot do it now: {what}"
             raise InstanceError(what) from None
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:

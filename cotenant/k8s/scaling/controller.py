@@ -66,7 +66,7 @@ class ScalingController:
         try:
             there = await self._instances.list()
         except InstanceError as error:
-            self._tell("instances", f"no instances are told: {error}")
+            self._tell("instances", f"instances are unknown: {error}")
             return []
         self._tell("instances", "")
         try:

@@ -63,9 +63,7 @@ class InstancePods:
             raise StateConflictError(f"instance {wanted.name!r} has just gone; try again")
         found = read_instance(there)
         if (found.model, found.kind) != (wanted.model, wanted.kind):
-            raise ConfigError(
-                f"instance {wanted.name!r} is one of {found.model!r} on {found.kind!r}; take another name"
-            )
+            raise ConfigError(f"instance {wanted.name!r} is one of {found.model!r} on {found.kind!r}; use another name")
         if found.state == "leaving":
             raise StateConflictError(f"instance {wanted.name!r} was released and is not gone yet; try again")
         return found, False
@@ -88,7 +86,7 @@ class InstancePods:
                 return None
             raise
         if (found["metadata"].get("labels") or {}).get(LABEL) != "true":
-            raise ConfigError(f"pod {name!r} is no instance: it has no label {LABELS}; take another name")
+            raise ConfigError(f"pod {name!r} is not an instance: it has no label {LABELS}; use another name")
         return found
 
 
@@ -96,7 +94,7 @@ def check_name(name: str) -> None:
     """Raise ConfigError for what cannot name an instance, which stands in URLs."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name[:100]!r} is no name of an instance; take lower-case letters, digits and '-', up to 63"
+            f"{name[:100]!r} is not a name of an instance; use lower-case letters, digits and '-', up to 63"
         )
 
 

@@ -115,7 +115,7 @@ class PrometheusClient:
                 return tuple(_finite(msgspec.json.decode(answer.data.result, type=tuple[_Series, ...])))
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             said = content[:200].decode(errors="replace").strip()
-            what = f"({status}): {said or 'nothing'}" if status != 200 else f"what is no answer of its API: {error}"
+            what = f"({status}): {said or 'nothing'}" if status != 200 else f"what is not an answer of its API: {error}"
             raise PrometheusError(f"{self._place} answers {what}", status) from None
         why = f"{answer.error_type}: {answer.error}" if answer.error else "no reason is given"
         raise PrometheusError(f"{self._place} does not answer {query} ({status}): {why}", status)
@@ -166,7 +166,8 @@ def _checked(url: str) -> str:
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
         named = "the URL" if "@" in url else repr(url)  # where its password ends is not known
         raise ConfigError(
-            f"{named} is no Prometheus; write its URL, such as http://prometheus:9090, with % for / # ? @ in a password"
+            f"{named} is not a Prometheus server; write its URL, such as http://prometheus:9090; percent-encode / # ? @"
+            " in a password"
         )
     where = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{where}{'' if port is None else f':{port}'}{parts.path.rstrip('/')}"

@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         if b"host" not in headers or b"connection" in headers or not self._parser.should_keep_alive():
             self._check_version()
         if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
-            raise _Rejected(501, "the transfer encoding is not known here; there is chunked, alone")
+            raise _Rejected(501, "unsupported transfer encoding; only chunked is supported")
         self._body, self._block, self._filled, self._start = b"", None, 0, 0
         self._length = int(headers.get(b"content-length", 0))
         if self._length > limits.body:
@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._allocate_body()
         if b"expect" in headers:
             if headers[b"expect"].lower() != b"100-continue":
-                raise _Rejected(417, "what this request expects is not known here; there is 100-continue")
+                raise _Rejected(417, "unsupported expectation; only 100-continue is supported")
             if not self._pending and not self._discarding and self.transport is not None:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -422,7 +422,7 @@ class Connection(asyncio.BufferedProtocol):
         """Reject a version that is not spoken here, and a request of HTTP/1.1 without a host."""
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
-            raise _Rejected(505, f"HTTP/{version} is not spoken here; there is HTTP/1.1")
+            raise _Rejected(505, f"HTTP/{version} is not supported; use HTTP/1.1")
         if version == "1.1" and b"host" not in self._headers:
             raise _Rejected(400, "no Host, which every request of HTTP/1.1 has")
 

@@ -170,7 +170,7 @@ class RequestHandler:
             self.start(request)
             return
         if encoding not in (b"gzip", b"deflate"):
-            request.reject(415, f"content encoding {encoding!r} is not known here; there are gzip and deflate")
+            request.reject(415, f"unsupported content encoding {encoding!r}; use gzip or deflate")
             return
 
         most = inflated_limit(len(request.body), self._limits.body)

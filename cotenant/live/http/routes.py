@@ -170,7 +170,9 @@ async def _job_output(services: Services, route: Route, request: RequestCycle) -
     query = parse_qs((httptools.parse_url(request.url).query or b"").decode("latin-1"))
     start = query.get("from", ["0"])[-1]
     if not re.fullmatch("-?[0-9]{1,15}", start):
-        raise InvalidError(f"from: {start[:100]!r} is no number of bytes; write 0 for all, -1000 for the last thousand")
+        raise InvalidError(
+            f"from: {start[:100]!r} is not a number of bytes; write 0 for all, -1000 for the last thousand"
+        )
     return await _jobs_of(services).output(route.job, int(start))
 
 

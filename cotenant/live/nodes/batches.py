@@ -158,7 +158,7 @@ def take_tensors(parts: Sequence[TensorPart], body: memoryview | None, block: Bl
         if len(part.name) > MAX_NAME or len(shape) > MAX_RANK or any(size < 0 for size in shape):
             raise NodeError(f"tensor {part.name[:MAX_NAME]!r} has a name, a rank or a size that no tensor has")
         if part.datatype != "BYTES" and part.datatype not in DTYPES:
-            raise NodeError(f"tensor {part.name!r} is {part.datatype[:MAX_NAME]!r}, which is no datatype")
+            raise NodeError(f"tensor {part.name!r} is {part.datatype[:MAX_NAME]!r}, which is not a datatype")
         if part.data is not None:
             tensors.append(Tensor(part.name, part.datatype, shape, part.data))
             continue

@@ -45,7 +45,7 @@ def split_address(address: str, place: str = "address") -> tuple[str, int]:
     elif ":" in host:
         host = ""
     if not host or not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) <= 65535:
-        raise ConfigError(f"{place}: {address!r} is no address of a node; write HOST:PORT, such as 10.0.0.2:8010")
+        raise ConfigError(f"{place}: {address!r} is not an address of a node; write HOST:PORT, such as 10.0.0.2:8010")
     return host, int(port)
 
 

@@ -186,7 +186,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _check(self, magic: bytes, head: int, body: int) -> None:
         if magic != MAGIC:
-            raise NodeError("malformed frame: this is no connection between a front end and a node of Cotenant")
+            raise NodeError("malformed frame: this is not a connection between a front end and a node of Cotenant")
         most_head, most_body = (MAX_HEAD, MAX_BODY) if self.begun else (MAX_FIRST_HEAD, 0)
         if head > most_head or body > most_body:
             raise NodeError(

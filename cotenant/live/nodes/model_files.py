@@ -95,5 +95,5 @@ def inner_path(path: str) -> Path:
     inner = PurePosixPath(path)
     odd = not path or len(path) > MAX_PATH or "\0" in path or "\\" in path or inner.is_absolute()
     if odd or ".." in inner.parts or str(inner) != path or len(inner.parts) > MAX_DEPTH + 1:
-        raise NodeError(f"{path[:MAX_PATH]!r} is no path of a file within a model's folder")
+        raise NodeError(f"{path[:MAX_PATH]!r} is not a path of a file within a model's folder")
     return Path(inner)

@@ -111,7 +111,7 @@ class SessionPool:
             case ClosePartition(_, lane, incarnation):
                 self._pool.close_partition(lane, incarnation)
             case _:
-                raise NodeError(f"{type(message).__name__} is no command of a pool")
+                raise NodeError(f"{type(message).__name__} is not a command of a pool")
 
     def _spawn(self, spawn: Spawn) -> None:
         lane, worker = spawn.lane, (spawn.lane, spawn.incarnation)

@@ -66,7 +66,7 @@ MAX_PROCESSES = 1000  # of one job
 UNKILLABLE = 10.0  # seconds that killed processes have to be gone, which may be blocked in a driver
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OOM_SCORE = 1000  # of 1000: without memory the system ends a job first
-_TOLD = "it was told to stop"
+_TOLD = "it was asked to stop"
 
 
 class Shim:

@@ -29,7 +29,7 @@ from cotenant.worker.jobs.step_streams import StepStreams
 
 TELL = 0.2  # seconds between two reports of progress
 LOOK = 0.002  # seconds between two looks while the share is 0
-_TOLD = "it was told to stop"
+_TOLD = "it was asked to stop"
 
 
 class StepWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -171,7 +171,7 @@ def _generator(work: StepWork, context: JobContext) -> Steps:
         raise ConfigError(f"{place}: no function {function!r}{others}")
     steps = found(context)
     if not isinstance(steps, Generator):
-        raise ConfigError(f"{work.function}: is no generator function; let it `yield` at the end of each step")
+        raise ConfigError(f"{work.function}: is not a generator function; let it `yield` at the end of each step")
     return steps
 
 

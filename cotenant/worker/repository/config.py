@@ -212,7 +212,7 @@ def _syntax_error(path: Path, text: str, error: text_format.ParseError) -> Model
         known = messages.pool.FindMessageTypeByName(unknown["message"]).fields_by_name
         nearest = difflib.get_close_matches(unknown["field"], known, n=1)
         reason = f"unknown field {unknown['field']!r}"
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are: {', '.join(sorted(known))}"
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"available: {', '.join(sorted(known))}"
     return ModelError(f"{path}:{line}:{column}: {reason}; {hint}")
 
 
@@ -233,7 +233,7 @@ def _check(config: Config, model: str, path: str) -> None:
     if batching is not None and batching.default_queue_policy.timeout_action == "DELAY":
         raise ModelError(
             f"{path}: dynamic_batching.default_queue_policy.timeout_action DELAY is not supported: a request whose "
-            "deadline has passed is not answered late, but at once with that; take REJECT"
+            "deadline has passed is not answered late, but at once with that; use REJECT"
         )
     for file in (config.default_model_filename, *(tensor.label_filename for tensor in config.output)):
         if file in (".", "..") or re.search(r"[/\\\0]", file):

@@ -72,7 +72,7 @@ def _array(spec: TensorSpec, value: Any, rows: int | None) -> Array:
     try:
         array = np.asarray(value, dtype=object if strings else None)
     except ValueError as error:  # such as rows of different lengths
-        raise ModelError(f"output {spec.name!r} is no array: {error}") from None
+        raise ModelError(f"output {spec.name!r} is not an array: {error}") from None
     integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     if not strings and not integers and not np.can_cast(array.dtype, wanted, "same_kind"):
         raise ModelError(f"output {spec.name!r} is {array.dtype}, but {spec.datatype} is declared; convert it")
@@ -95,4 +95,4 @@ def _check_range(spec: TensorSpec, array: Array) -> None:
     allowed = np.iinfo(DTYPES[spec.datatype])
     for value in (int(array.min()), int(array.max())):
         if not allowed.min <= value <= allowed.max:
-            raise ModelError(f"output {spec.name!r} has {value}, which is no {spec.datatype}")
+            raise ModelError(f"output {spec.name!r} has {value}, which {spec.datatype} cannot hold")

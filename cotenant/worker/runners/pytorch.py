@@ -351,7 +351,7 @@ class Torch:
                 except RuntimeError as error:
                     raise ModelError(
                         f"{model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
-                        "take `optimization { cuda { graphs } }` out of config.pbtxt"
+                        "remove `optimization { cuda { graphs } }` from config.pbtxt"
                     ) from None
             if captured is not None:
                 self._graphs[tuple([tuple(tensor.shape) for tensor in given])] = _Graph(given, *captured)

@@ -34,7 +34,7 @@ def test_quantity_is_read_however_it_is_written(text: object, value: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "a", "-1", "0.5", "500m", "1 Gi", "1Gib", None, True, 0.5, [], "NaN", "9" * 40])
 def test_quantity_that_is_no_whole_number_is_refused(text: object) -> None:
-    with pytest.raises(ClaimError, match=r"share: .* is no whole number of at least 0"):
+    with pytest.raises(ClaimError, match=r"share: .* is not a whole number of at least 0"):
         read_quantity(text, "share")
 
 

@@ -230,7 +230,7 @@ def test_device_that_is_lost_is_given_to_no_claim(folder: Path) -> None:
             await eventually(lambda: set(running.publisher.devices) == {gpu(1).name})
             answers = await node.kubelet.prepare(before, node.claim("after", result(gpu(0))))
             assert answers["before"] == first["before"]
-            assert "is lost, or was never here; there are: gpu-00000001" in answers["after"]
+            assert "is lost, or was never here; available: gpu-00000001" in answers["after"]
 
     on_node(folder, scenario)
 
@@ -318,8 +318,8 @@ def test_uid_that_is_a_path_is_refused(folder: Path) -> None:
         async with node.driver():
             victim.write_text("{}")
             bad = {"metadata": {"name": "a", "namespace": "default", "uid": "/../../victim"}}
-            assert "is no uid" in (await node.kubelet.prepare(bad))["a"]
-            assert "is no uid" in (await node.kubelet.unprepare(bad))["a"]
+            assert "is not a uid" in (await node.kubelet.prepare(bad))["a"]
+            assert "is not a uid" in (await node.kubelet.unprepare(bad))["a"]
             assert victim.exists()
 
     on_node(folder, scenario)
@@ -367,7 +367,9 @@ def test_checkpoint_that_is_damaged_is_refused(folder: Path, text: str) -> None:
         state = node.kubelet.folder / "plugins" / "cotenant.dev"
         state.mkdir(parents=True)
         (state / "checkpoint.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"checkpoint.json: is no checkpoint of this driver .* delete the file"):
+        with pytest.raises(
+            ConfigError, match=r"checkpoint.json: is not a checkpoint of this driver .* delete the file"
+        ):
             async with node.driver():
                 pass
 

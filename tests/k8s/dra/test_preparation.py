@@ -64,9 +64,9 @@ def test_claim_gets_what_is_allocated(
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        (asked(gpu(7)), "device gpu-00000007-0000-0000-0000-000000000000 is lost, or was never here; there are: gpu-"),
-        (asked(gpu(0), 0), "a share of 0 ‰ must lie above 0"),
-        (asked(gpu(0), 1001), "a share of 1001 ‰ must lie above 0 and at most at 1000 ‰"),
+        (asked(gpu(7)), "device gpu-00000007-0000-0000-0000-000000000000 is lost, or was never here; available: gpu-"),
+        (asked(gpu(0), 0), "a share of 0 ‰ must be above 0"),
+        (asked(gpu(0), 1001), "a share of 1001 ‰ must be above 0 and at most 1000 ‰"),
         (asked(gpu(0), 200, share=300), "planned with 300 ‰ of the device, and allocated 200 ‰"),
         (asked(gpu(0), None, None, share=300), "planned with 300 ‰ of the device, and allocated 1000 ‰"),
         (asked(gpu(0), device=gpu(2).uuid), "planned on device GPU-00000002.* and allocated on GPU-00000000.*select"),

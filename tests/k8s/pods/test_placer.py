@@ -158,7 +158,7 @@ def test_decide_gives_a_pod_the_kind_that_it_wants(rule: str) -> None:
         assert {each.uuid: each.kind for node in CLUSTER for each in node.devices}[found.device] == kind
     odd = decide(placer(rule), [pod("p", "mid", "100ms", "20", annotations={KIND: "h200"})])["p"]
     assert isinstance(odd, NoRoom)
-    assert odd.reason.endswith(": no node reports a device of the kind 'h200'; there are a100, t4")
+    assert odd.reason.endswith(": no node reports a device of the kind 'h200'; available: a100, t4")
     fast = decide(placer(rule), [pod("p", "mid", "1ms", "20", annotations={KIND: "t4"})])["p"]
     assert isinstance(fast, NoRoom) and fast.reason.endswith("within 1 ms: no share of one t4 sustains that")
 
@@ -263,7 +263,7 @@ def test_decide_closed_nodes_take_nobody() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (("unknown",), "no profile of model 'unknown'; there are large, mid, tiny"),
+        (("unknown",), "no profile of model 'unknown'; available: large, mid, tiny"),
         (
             ("mid", "1ms"),
             "mid at 50 requests/s within 1 ms: no share of one a100 sustains that; no share of one t4 sustains that",
@@ -333,7 +333,9 @@ def test_decide_leaves_a_gpu_alone_whose_instance_is_gone_under_a_pod() -> None:
 
 
 def test_choose_rule_of_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(PlanError, match=r"^unknown planner 'best'; there are score, hetsev, min, max, roundrobin, col"):
+    with pytest.raises(
+        PlanError, match=r"^unknown planner 'best'; available: score, hetsev, min, max, roundrobin, col"
+    ):
         choose_rule("best")
 
 

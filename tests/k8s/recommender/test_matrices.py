@@ -28,9 +28,9 @@ def test_rate_that_was_not_measured_is_predicted_from_others() -> None:
 
 
 def test_rate_of_what_is_unknown_says_what_there_is() -> None:
-    with pytest.raises(PlanError, match=r"^nothing was measured on 30 % of 'gpu'; there are 25, 50, 100 %$"):
+    with pytest.raises(PlanError, match=r"^nothing was measured on 30 % of 'gpu'; available: 25, 50, 100 %$"):
         ALL.rate("a", "gpu", 300, 1.0)
-    with pytest.raises(PlanError, match=r"^nothing was measured of model 'x', or on 'gpu'; there are a, b, c$"):
+    with pytest.raises(PlanError, match=r"^nothing was measured of model 'x', or on 'gpu'; available: a, b, c$"):
         ALL.rate("x", "gpu", 500, 1.0)
 
 

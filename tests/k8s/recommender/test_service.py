@@ -142,9 +142,9 @@ def test_wrong_questions_are_invalid_arguments() -> None:
                 ({"model": "x", "kind": "gpu", "share_pct": 50, "slo_ms": 20}, "nothing was measured of model 'x'"),
                 (
                     {"model": "a", "kind": "gpu", "share_pct": 0, "slo_ms": 20},
-                    "share_pct: a share of 0 % must lie above",
+                    "share_pct: a share of 0 % must be above",
                 ),
-                ({"model": "a", "kind": "gpu", "share_pct": 50, "slo_ms": 0}, "slo_ms: 0 must lie above 0"),
+                ({"model": "a", "kind": "gpu", "share_pct": 50, "slo_ms": 0}, "slo_ms: 0 must be above 0"),
             ):
                 assert f"INVALID_ARGUMENT: {said}" in await call.fails("Isolated", **fields)
             unknown = recommender.Load(model="x", kind="gpu", batch=1, share_pct=50)

@@ -197,7 +197,7 @@ def test_instance_that_leaves_is_neither_deleted_again_nor_provided() -> None:
         written = len(api.writes)
         assert await client.release("resnet50-v100-0")
         assert len(api.writes) == written
-        with pytest.raises(InstanceError, match=r"does not do it now: .*was released and is not gone yet; try again"):
+        with pytest.raises(InstanceError, match=r"cannot do it now: .*was released and is not gone yet; try again"):
             await client.provision(order())
 
     run(scenario)
@@ -209,11 +209,11 @@ def test_pods_of_others_are_neither_listed_nor_touched() -> None:
         api.put("pods", foreign | {"spec": {}})
         assert await client.list() == []
         for call in (client.provision(order()), client.release("resnet50-v100-0")):
-            with pytest.raises(InstanceError, match="'resnet50-v100-0' is no instance: it has no label"):
+            with pytest.raises(InstanceError, match="'resnet50-v100-0' is not an instance: it has no label"):
                 await call
         assert len(api.objects("pods")) == 1
         assert await client.provision(order("other"))
-        with pytest.raises(InstanceError, match="'other' is one of 'resnet50' on 'v100'; take another name"):
+        with pytest.raises(InstanceError, match="'other' is one of 'resnet50' on 'v100'; use another name"):
             await client.provision(order("other", kind="t4"))
 
     run(scenario, template(), template("resnet-t4", kind="t4"))
@@ -221,29 +221,29 @@ def test_pods_of_others_are_neither_listed_nor_touched() -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "../nodes/x", "a.b", "-a", "a-", "a" * 64, "a\n"])
 def test_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of an instance"):
+    with pytest.raises(ConfigError, match="is not a name of an instance"):
         check_name(name)
 
 
 def test_wrong_questions_are_invalid_and_an_api_server_in_trouble_is_not_the_callers_fault() -> None:
     async def scenario(api: ApiDouble, client: InstanceClient) -> None:
         for wrong, said in (
-            (order("x/y"), "^'x/y' is no name of an instance"),
+            (order("x/y"), "^'x/y' is not a name of an instance"),
             (order(model=""), "^model: missing"),
             (order(kind=""), "^kind: missing"),
-            (Provision(name="n", model="resnet50", kind="v100", slo=0.1, rate=float("nan")), "^qps: nan must lie"),
-            (Provision(name="n", model="resnet50", kind="v100", slo=-1, rate=1.0), "^slo_ms: -1000 must lie"),
+            (Provision(name="n", model="resnet50", kind="v100", slo=0.1, rate=float("nan")), "^qps: nan must be"),
+            (Provision(name="n", model="resnet50", kind="v100", slo=-1, rate=1.0), "^slo_ms: -1000 must be"),
             (order(model="unet"), "^model 'unet' has no PodTemplate"),
         ):
             with pytest.raises(InstanceError, match=said):
                 await client.provision(wrong)
         with api.failing(422, "POST"), pytest.raises(InstanceError, match=r"^POST .* is refused \(422\)"):
             await client.provision(order())
-        with api.failing(500), pytest.raises(InstanceError, match=r"does not do it now: GET .* is refused \(500\)"):
+        with api.failing(500), pytest.raises(InstanceError, match=r"cannot do it now: GET .* is refused \(500\)"):
             await client.list()
-        with api.failing(403, "POST"), pytest.raises(InstanceError, match=r"does not do it now: .*\(403\)"):
+        with api.failing(403, "POST"), pytest.raises(InstanceError, match=r"cannot do it now: .*\(403\)"):
             await client.provision(order())
-        with api.away(), pytest.raises(InstanceError, match="does not do it now: the API server does not answer"):
+        with api.away(), pytest.raises(InstanceError, match="cannot do it now: the API server does not answer"):
             await client.list()
         assert api.objects("pods") == []
 
@@ -278,7 +278,7 @@ def test_tokens_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
 def test_nobody_there_and_another_version_are_said() -> None:
     async def main(api: ApiDouble, client: ApiClient) -> None:
         nobody = InstanceClient("127.0.0.1:1")
-        with pytest.raises(InstanceError, match=r"the instance controller at 127\.0\.0\.1:1 does not do it now: "):
+        with pytest.raises(InstanceError, match=r"the instance controller at 127\.0\.0\.1:1 cannot do it now: "):
             await nobody.list()
         await nobody.close()
 

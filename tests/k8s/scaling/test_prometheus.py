@@ -73,13 +73,13 @@ def test_no_series_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("handle", "said", "status"),
     [
-        (answers(b"<html>Login</html>"), "answers what is no answer of its API: ", 200),
-        (answers(b"\xff\xfe"), "answers what is no answer of its API: ", 200),
-        (answers(b""), "answers what is no answer of its API: ", 200),
+        (answers(b"<html>Login</html>"), "answers what is not an answer of its API: ", 200),
+        (answers(b"\xff\xfe"), "answers what is not an answer of its API: ", 200),
+        (answers(b""), "answers what is not an answer of its API: ", 200),
         (answers(b"no healthy upstream", 503), r"answers \(503\): no healthy upstream", 503),
         (answers(b"", 502), r"answers \(502\): nothing", 502),
         (answers(b"", 302, {"Location": "/login"}), r"answers \(302\): nothing", 302),
-        (answers({"status": "maybe"}), "answers what is no answer of its API: ", 200),
+        (answers({"status": "maybe"}), "answers what is not an answer of its API: ", 200),
         (answers({"status": "success"}), r"does not answer q \(200\): no reason is given", 200),
         (
             answers({"status": "error", "errorType": "execution", "error": "found duplicate series"}, 422),
@@ -103,7 +103,7 @@ def test_no_series_is_no_error() -> None:
         ),
         (
             answers({"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}}]}}),
-            "answers what is no answer of its API: .*value",
+            "answers what is not an answer of its API: .*value",
             200,
         ),
         (
@@ -113,7 +113,7 @@ def test_no_series_is_no_error() -> None:
                     "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "much"]}]},
                 }
             ),
-            "answers what is no answer of its API: .*much",
+            "answers what is not an answer of its API: .*much",
             200,
         ),
         (answers(b" " * (MAX_ANSWER + 1)), "answers with more than 16 MiB; ask for fewer series", 200),
@@ -198,7 +198,7 @@ def test_token_is_read_for_each_request(tmp_path: Path) -> None:
     assert seen == ["Bearer first", "Bearer second"]
     for wrong in (b"two words", "schlüssel".encode(), b"\xff"):
         file.write_bytes(wrong)
-        with pytest.raises(PrometheusError, match="token: line 1 is no token"):
+        with pytest.raises(PrometheusError, match="token: line 1 is not a token"):
             ask(handle, token_file=file)
     with pytest.raises(PrometheusError, match=r"^cannot authenticate: [^ ]*none: No such file or directory;"):
         ask(handle, token_file=tmp_path / "none")
@@ -212,7 +212,7 @@ def test_url_that_is_none_is_refused(url: str) -> None:
         async with prometheus(url):
             raise AssertionError
 
-    with pytest.raises(ConfigError, match="is no Prometheus; write its URL, such as http://prometheus:9090"):
+    with pytest.raises(ConfigError, match="is not a Prometheus server; write its URL, such as http://prometheus:9090"):
         asyncio.run(main())
 
 
@@ -222,7 +222,7 @@ def test_url_that_is_refused_does_not_show_its_password(password: str) -> None:
         async with prometheus(f"http://me:{password}@p:9090"):
             raise AssertionError
 
-    with pytest.raises(ConfigError, match=r"^the URL is no Prometheus; ") as failed:
+    with pytest.raises(ConfigError, match=r"^the URL is not a Prometheus server; ") as failed:
         asyncio.run(main())
     assert "cret" not in str(failed.value)
 

@@ -163,7 +163,7 @@ async def test_job_that_is_told_runs_although_it_has_no_share(tmp_path: Path, te
     job.process.tell()
     job.process.grant(0, None)
     end = await job.ended()
-    assert (end.completed, end.reason) == (tells_end, "" if tells_end else "it was told to stop")
+    assert (end.completed, end.reason) == (tells_end, "" if tells_end else "it was asked to stop")
     assert (tmp_path / "saved").exists()
 
 

@@ -97,7 +97,7 @@ def test_command_that_no_front_end_sends_ends_the_session(message: Message, word
         (batch(part(name="y")), (), "unexpected input 'y'"),
         (batch(part(), part()), (), "unexpected input 'x'"),
         (batch(part(datatype="INT32")), (), "input 'x' is INT32"),
-        (batch(part(datatype="FP8")), (), "is 'FP8', which is no datatype"),
+        (batch(part(datatype="FP8")), (), "is 'FP8', which is not a datatype"),
         (batch(part(shape=(1, 3), data=memoryview(bytes(12)))), (), "has shape [1, 3]"),
         (batch(part(shape=(-1, -2))), (), "a name, a rank or a size that no tensor has"),
         (batch(part(shape=(1,) * 40)), (), "a name, a rank or a size that no tensor has"),
@@ -149,7 +149,7 @@ def test_model_that_leads_out_of_its_folder_is_refused(path: str, tmp_path: Path
             peer = await begun(agent)
             peer.link.send(listed((path, b"data")))
             state = await next_of(peer, ModelState)
-            assert not state.wanted and "is no path of a file within a model's folder" in state.reason
+            assert not state.wanted and "is not a path of a file within a model's folder" in state.reason
             assert not peer.link.is_over
 
     asyncio.run(scenario())

@@ -178,7 +178,7 @@ def test_node_with_an_unspellable_name_is_rejected(name: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "a", "a:", ":1", "a:0", "a:70000", "a:b", "::1:80", "a:\u0661"])
 def test_address_that_is_none_is_rejected(address: str) -> None:
-    with pytest.raises(ConfigError, match="is no address of a node; write HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not an address of a node; write HOST:PORT"):
         split_address(address)
     assert split_address("[::1]:80") == ("::1", 80)
 
@@ -350,8 +350,8 @@ HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "here", bytes(32))
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", "this is no connection between a front end and a node"),
-        (bytes(range(7, 71)), "this is no connection between a front end and a node"),
+        (b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", "this is not a connection between a front end and a node"),
+        (bytes(range(7, 71)), "this is not a connection between a front end and a node"),
         (frame(b"", size=1 << 31), "a head of 2147483648"),
         (frame(HELLO, body=1 << 62), "a body of 4611686018427387904 bytes"),
         (frame(b"\xc1\xff"), "malformed frame"),

@@ -177,8 +177,8 @@ def test_file_that_is_no_policy_is_an_error_with_its_place(trained: tuple[Policy
     policy = trained[0]
     first = policy.layers[0]
     for text, message in (
-        (b"{", r"^p\.json: is no policy: "),
-        (b'{"version": 1}', r"^p\.json: is no policy: Object missing required field `planner`"),
+        (b"{", r"^p\.json: is not a policy: "),
+        (b'{"version": 1}', r"^p\.json: is not a policy: Object missing required field `planner`"),
         (
             altered(policy, version=2),
             r"^p\.json: is a policy of version 2, this program reads version 1; train it again",

@@ -84,7 +84,7 @@ def work(job):
         (job.directory / 'saved').write_text(str(step))
 """
     status, heard = job(tmp_path, text)
-    assert status == 1 and heard[-1] == Failed(reason="it was told to stop")
+    assert status == 1 and heard[-1] == Failed(reason="it was asked to stop")
     assert (tmp_path / "checkpoint" / "saved").read_text() == "2"
 
 
@@ -95,7 +95,7 @@ def work(job):
     try: yield
     except GeneratorExit: yield
 """
-    assert job(tmp_path, text)[1][-1] == Failed(reason="it was told to stop")
+    assert job(tmp_path, text)[1][-1] == Failed(reason="it was asked to stop")
 
 
 def test_exception_is_the_reason_and_may_be_tried_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_exception_is_the_reason_and_may_be_tried_again(tmp_path: Path, capsys: 
     [
         ("def other(job):\n yield", "job.py: no function 'work'; its generator functions are other"),
         ("work = 3", "job.py: no function 'work'"),
-        ("def work(job): return 3", "job.py:work: is no generator function; let it `yield` at the end of each step"),
+        ("def work(job): return 3", "job.py:work: is not a generator function; let it `yield` at the end of each step"),
         ("def work(job):\n yield 'x'", "yield 'x': a job yields cotenant.step(done, total, **metrics), a mapping of"),
         ("def work(job):\n yield {'loss': 'x'}", "step(loss='x'): a metric is a number"),
         ("def work(job:\n yield", "job.py, line 3: '(' was never closed"),
