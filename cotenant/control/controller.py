@@ -245,9 +245,10 @@ class Controller:
         return None
 
     def _exceeds(self, name: str, watch: ModelWatch) -> bool:
-        threshold = self.options.changed_threshold if watch.estimate.changed else self.options.threshold
-        limit = self._limit(name) * (1 + self.options.tolerance)
-        return max(watch.expected, watch.bursts.needed) > limit or watch.estimate.exceeds(limit, threshold)
+        limit, estimate = self._limit(name) * (1 + self.options.tolerance), watch.estimate
+        # A rate that is known to have changed needs no second proof.
+        beyond = estimate.rate > limit if estimate.changed else estimate.exceeds(limit, self.options.threshold)
+        return beyond or max(watch.expected, watch.bursts.needed) > limit
 
     def _limit(self, name: str) -> float:
         """Return the requests/s up to which the plan in force serves a model, or was made for."""

@@ -15,7 +15,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
     least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which a rate exceeds that by no chance; changed_threshold: the same, once the rate is known to have changed.
+    which a rate exceeds that by no chance; one that is known to have changed needs no such proof.
     idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
     cooldown: for which rates must be lower before devices are released; it grows up to longest_cooldown while devices
     are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until it is in
@@ -30,7 +30,6 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     deviations: float = 2.0
     tolerance: float = 0.02
     threshold: float = 10.0
-    changed_threshold: float = 4.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0

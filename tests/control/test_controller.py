@@ -59,6 +59,13 @@ def test_doubled_rate_is_planned_for_with_headroom() -> None:
     assert world.controller.status().models["a"].planned == pytest.approx(240.0, rel=0.1)
 
 
+def test_doubled_rate_needs_no_second_proof_of_its_excess_over_the_plan() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1, 336.0), rates={"a": 336.0}))  # 84 % of the rate to come
+    world.observe(200.0, 30)
+    assert world.solve(400.0, PERIOD).rates["a"] == pytest.approx(480.0, rel=0.1)
+
+
 def test_plan_that_serves_the_new_rate_is_kept() -> None:
     world = World()
     world.observe(100.0, 30)
