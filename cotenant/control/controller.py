@@ -246,8 +246,9 @@ class Controller:
 
     def _exceeds(self, name: str, watch: ModelWatch) -> bool:
         limit, estimate = self._limit(name) * (1 + self.options.tolerance), watch.estimate
-        # A rate that is known to have changed needs no second proof.
-        beyond = estimate.rate > limit if estimate.changed else estimate.exceeds(limit, self.options.threshold)
+        # Where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
+        new = estimate.before is not None and estimate.exceeds(estimate.before, self.options.changed_threshold)
+        beyond = estimate.rate > limit if new else estimate.exceeds(limit, self.options.threshold)
         return beyond or max(watch.expected, watch.bursts.needed) > limit
 
     def _limit(self, name: str) -> float:
@@ -272,8 +273,9 @@ class Controller:
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
         since = now - (self.options.short_cooldown if self._short else self._cooldown_seconds)
         peaks = {name: self._peak(name, since) for name in planned}
-        lower = sum(peaks.values()) < (1 - self.options.fall) * sum(planned.values())
-        return lower or any(peak < (1 - 2 * self.options.fall) * planned[name] for name, peak in peaks.items())
+        fall = self.options.short_fall if self._short else self.options.fall
+        lower = sum(peaks.values()) < (1 - fall) * sum(planned.values())
+        return lower or any(peak < (1 - self.options.fall_alone) * planned[name] for name, peak in peaks.items())
 
     def _peak(self, name: str, since: float) -> float:
         watch = self._watch(name)

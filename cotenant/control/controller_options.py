@@ -15,12 +15,14 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
     least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which a rate exceeds that by no chance; one that is known to have changed needs no such proof.
+    which a rate exceeds that by no chance; changed_threshold: beyond which it is no more what it was, and needs no
+    such proof.
     idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
     cooldown: for which rates must be lower before devices are released; it grows up to longest_cooldown while devices
     are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until it is in
     force, before any was timed. fall: part of the planned rates by which
-    rates must be lower. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
+    rates must be lower in sum, to look for a plan of fewer devices; short_fall: for one that serves what is short;
+    fall_alone: or one of them alone. retry, longest_retry: after a failure, doubling with each in a row. correct_after,
     correct_batches: of a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other
     programs use on a quiet one, at most. short_cooldown: the cool-down while not all that is offered can be served.
     forecast: of rates; None: none.
@@ -30,11 +32,14 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     deviations: float = 2.0
     tolerance: float = 0.02
     threshold: float = 10.0
+    changed_threshold: float = 20.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0
     longest_cooldown: float = 960.0
-    fall: float = 0.2
+    fall: float = 0.04
+    short_fall: float = 0.2
+    fall_alone: float = 0.4
     retry: float = 2.0
     longest_retry: float = 60.0
     correct_after: float = 60.0

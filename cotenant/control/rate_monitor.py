@@ -33,12 +33,13 @@ class RateOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class RateEstimate(msgspec.Struct, frozen=True):
     """rate: requests/s. seconds: of the window that it is the mean of. dispersion: variance over mean of the counts, at
-    least 1, which is that of Poisson arrivals. changed: the window begins with a change of the rate."""
+    least 1, which is that of Poisson arrivals. before: the rate before the change with which the window begins; None
+    where it begins with none."""
 
     rate: float
     seconds: float
     dispersion: float
-    changed: bool = False
+    before: float | None = None
 
     @property
     def deviation(self) -> float:
@@ -61,7 +62,7 @@ class RateMonitor:
         # Seconds and requests before the end of each interval of the window, the first being its beginning.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._dispersion = self._recent_dispersion = 1.0
-        self._changed = False
+        self._before: float | None = None
         self._observations = 0
 
     def observe(self, count: int, seconds: float, dispersion: float = 1.0) -> RateEstimate:
@@ -72,14 +73,14 @@ class RateMonitor:
         self._ends.append((last_time + seconds, last_total + count))
         while self._ends[-1][0] - self._ends[1][0] >= self._options.horizon:
             self._ends.popleft()
-            self._changed = False
+            self._before = None
         if self._observations % DISPERSION_EVERY == 0:
             self._recent_dispersion = _dispersion(list(self._counts))
         self._dispersion = max(self._recent_dispersion, dispersion)
         self._observations += 1
         self._forget_before_change()
         (begin, before), (end, total) = self._ends[0], self._ends[-1]
-        return RateEstimate((total - before) / (end - begin), end - begin, self._dispersion, self._changed)
+        return RateEstimate((total - before) / (end - begin), end - begin, self._dispersion, self._before)
 
     def _forget_before_change(self) -> None:
         """Shrink the window to the suffix that differs most from what is before it, where one does."""
@@ -94,10 +95,11 @@ class RateMonitor:
                 most, at = ratio, length
             length *= 2
         if at:
+            time, count = ends[-1 - at]
+            self._before = (count - before) / (time - begin)
             kept = list(ends)[-1 - at :]
             ends.clear()
             ends.extend(kept)
-            self._changed = True
 
 
 def log_likelihood_ratio(count: float, expected: float) -> float:

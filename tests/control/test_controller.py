@@ -59,11 +59,19 @@ def test_doubled_rate_is_planned_for_with_headroom() -> None:
     assert world.controller.status().models["a"].planned == pytest.approx(240.0, rel=0.1)
 
 
-def test_doubled_rate_needs_no_second_proof_of_its_excess_over_the_plan() -> None:
+def test_doubled_rate_needs_no_proof_of_its_excess_over_the_plan() -> None:
     world = World()
     world.tell(Adopted(plan=plan_of(1, 336.0), rates={"a": 336.0}))  # 84 % of the rate to come
     world.observe(200.0, 30)
     assert world.solve(400.0, PERIOD).rates["a"] == pytest.approx(480.0, rel=0.1)
+
+
+def test_change_that_may_be_chance_is_no_proof_of_an_excess_over_the_plan() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1, 150.0), rates={"a": 150.0}))
+    world.observe(100.0, 60)
+    assert world.observe(165.0, 1.0) == []
+    assert world.controller._watches["a"].estimate.before is not None
 
 
 def test_plan_that_serves_the_new_rate_is_kept() -> None:
@@ -279,6 +287,18 @@ def test_rate_that_rises_is_planned_for_before_it_exceeds_the_plan() -> None:
     assert 150.0 < 100.0 + world.now - begun < 180.0, "it knows that a plan takes 15 s"
     assert solve.rates["a"] > 215.0
     assert "rising to" in solve.reason
+
+
+def test_fewer_devices_are_looked_for_once_a_plan_has_turned_out_too_large() -> None:
+    world = World(plan_of(3), devices=3, cooldown=20.0)
+    (roll,) = world.answer(world.solve(200.0), plan_of(3, 260.0), rates={"a": 260.0})  # for a rise that ended early
+    world.rolled(roll)
+    solve = world.solve(200.0, 150.0)
+    assert solve.cause is Cause.SAVING and solve.rates["a"] == pytest.approx(240.0, rel=0.02)
+    (roll,) = world.answer(solve, plan_of(2, 245.0))
+    assert isinstance(roll, Roll) and roll.plan.devices_used == 2
+    world.rolled(roll)
+    assert world.observe(200.0, 600.0) == []
 
 
 def test_plan_that_saves_nothing_is_not_moved_to() -> None:

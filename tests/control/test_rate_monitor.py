@@ -32,7 +32,7 @@ def test_step_is_seen_within_some_dozens_of_requests(rate: float, within: float)
         monitor = RateMonitor()
         observe(monitor, rate, 60, seed)
         estimates = observe(monitor, 2 * rate, within, seed + 100)
-        assert estimates[-1].changed
+        assert estimates[-1].before == pytest.approx(rate, rel=0.25)
         assert estimates[-1].rate == pytest.approx(2 * rate, rel=0.25)
         assert estimates[-1].exceeds(1.02 * rate, 2.0)
 
@@ -55,8 +55,8 @@ def test_bursts_are_no_change_of_rate() -> None:
 def test_change_is_forgotten_after_the_horizon() -> None:
     monitor = RateMonitor(RateOptions(horizon=20.0))
     observe(monitor, 100.0, 20)
-    assert observe(monitor, 200.0, 5)[-1].changed
-    assert not observe(monitor, 200.0, 25)[-1].changed
+    assert observe(monitor, 200.0, 5)[-1].before == pytest.approx(100.0, rel=0.1)
+    assert observe(monitor, 200.0, 25)[-1].before is None
 
 
 def test_estimate_knows_its_deviation() -> None:
