@@ -26,7 +26,7 @@ DEMO_WORK = 0.3
 
 
 FRACTIONS = (0.75, 0.5, 0.25)  # of those rates, tried in turn where a plan for them would miss an SLO
-TIME_LIMIT = 0.2  # seconds of the planner's search
+TIME_LIMIT = 1.0  # seconds of the planner's search
 SLOWDOWN_STEP = 1.05  # factor between slowdowns that plans are made for
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 Proof = Literal["optimal", "infeasible"]
+End = Literal["proof", "work", "clock"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +58,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     validation: None where the plan was not simulated. request_s: seconds of a processor that a request was counted to
     take of the front end; None where nothing was. stage_s: processing time of the stages, in seconds. proven: that no
     plan is better ("optimal", for evenly spaced requests), or that none serves all rates ("infeasible"); None where
-    neither was found out in the time.
+    neither was found out in the time. ended_by: what ended the search: that its plan is proven optimal, the work that
+    the time limit allows, which is counted and the same in every run, or the clock, where the machine was too slow for
+    that: then the plan may be another one in another run. None where the planner does not search.
     """
 
     source: str
@@ -68,3 +71,4 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     request_s: float | None = None
     stage_s: dict[str, float] = {}
     proven: Proof | None = None
+    ended_by: End | None = None

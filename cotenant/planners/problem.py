@@ -47,7 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     objective: Objective = "devices"
     interference: Interference = msgspec.field(default_factory=NoInterference)
     current: Plan | None = None
-    time_limit: float = 1.0
+    time_limit: float = 5.0
     clock: Callable[[], float] | None = None
     bounded: bool = True
     applications: tuple[Application, ...] = ()

@@ -60,6 +60,8 @@ def plan(
     """
     begun = time.perf_counter()
     choice = choose_planner(planner, portfolio=portfolio)
+    observed = _ObservedPlanner(choice.plan)
+    choice = msgspec.structs.replace(choice, plan=observed)
     problem = msgspec.structs.replace(problem, clock=problem.clock or clock)
 
     def solve(asked: Problem) -> Plan:
@@ -79,9 +81,24 @@ def plan(
     # What is proven of one split of targets, or of what the front end leaves of them, says nothing of all plans.
     infeasible = provenance_of(made).proven == "infeasible" and not problem.applications and problem.front_end is None
     made = with_proof(made, infeasible=infeasible)
+    if observed.cut_off:
+        made = with_provenance(made, ended_by="clock")
     if problem.jobs:
         made = place_jobs(made, problem)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)
+
+
+class _ObservedPlanner:
+    """Call a planner, and note whether the clock ended any of its searches: then that of the plan was not the same."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+        self.cut_off = False
+
+    def __call__(self, problem: Problem) -> Plan:
+        plan = self._planner(problem)
+        self.cut_off |= plan.provenance is not None and plan.provenance.ended_by == "clock"
+        return plan
 
 
 def _quickly(choice: PlannerChoice, problem: Problem) -> Plan:

@@ -52,7 +52,7 @@ class Replanner:
         problem: Problem,
         planner: str = "geometry",
         *,
-        time_limit: float = 0.25,
+        time_limit: float = 1.0,
         validate: bool = False,
         timed: bool = False,
         clock: Callable[[], float] = time.perf_counter,

@@ -24,10 +24,16 @@ def plan_summary(plan: Plan) -> str:
     parts = [show_count(plan.devices_used, "device")]
     parts.append(f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else "")
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
-    parts.append("" if plan.bound is None else f"proven bound {plan.bound:.4g}")
+    proven = None if plan.provenance is None else plan.provenance.proven
+    bound = "" if plan.bound is None else f"proven bound {plan.bound:.4g}"
+    parts.append("proven optimal for evenly spaced requests" if proven == "optimal" else bound)
     free = sum(device.free for device in plan.devices if device.free >= MIN_FREE)
     parts.append(_free(free) if free else "")
-    parts.append(f"{show_rate(sum(plan.unserved.values()))} requests/s unserved" if plan.unserved else "")
+    if plan.unserved:
+        parts.append(f"{show_rate(sum(plan.unserved.values()))} requests/s unserved")
+        searched = proven is None and plan.objective == "devices" and plan.bound is not None
+        parts.append("proven: no plan serves all" if proven == "infeasible" else "")
+        parts.append("a plan that serves all was not found in the time" if searched else "")
     return ", ".join(part for part in parts if part)
 
 

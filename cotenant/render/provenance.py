@@ -22,6 +22,13 @@ STAGES = {
 }
 
 
+ENDS = {
+    "proof": "search: ended by the proof",
+    "work": "search: ended by its counted work, so that every run gives this plan",
+    "clock": "search: ended by the clock, so that another run may give another plan; a longer --time-limit avoids that",
+}
+
+
 def provenance_view(plan: Plan) -> RenderableType:
     """Return how a plan came about; one line where that is unknown."""
     provenance = plan.provenance
@@ -29,6 +36,7 @@ def provenance_view(plan: Plan) -> RenderableType:
         return Text("why this plan: its file does not say how it came about")
     lines = [
         _proof_line(plan, provenance.proven),
+        ENDS.get(provenance.ended_by or "", ""),
         *_factor_lines("headroom", "rate", provenance.headroom, plan),
         *_factor_lines("tightened", "target", provenance.slo_factors, plan),
         _validation_line(provenance.validation),

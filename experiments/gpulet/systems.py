@@ -30,7 +30,7 @@ PlanFunction = Callable[[Mapping[str, float]], Plan | None]
 
 
 # Seconds for geometry to plan one scenario. 1.4 s served no more of 600 heavy scenarios (4002776).
-TIME_LIMIT = 0.5
+TIME_LIMIT = 2.5
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ def problem(*applications: Application, **rates: float) -> Problem:
         rates=rates,
         fleet=(Kind(name="k", count=8, cuts=CUTS),),
         profiles=PROFILES,
-        time_limit=0.1,
+        time_limit=0.5,
         applications=applications,
     )
 

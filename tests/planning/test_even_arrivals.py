@@ -18,7 +18,7 @@ PROBLEM = Problem(
     rates={"a": 330.0, "b": 210.0},
     fleet=(Kind(name="k", cuts=CUTS, count=6),),
     profiles={(name, "k"): linear(name, "k", 0.002, 0.002, cuts=CUTS) for name in "ab"},
-    time_limit=0.2,
+    time_limit=1.0,
 )
 
 

@@ -26,7 +26,7 @@ def problem(rates: dict[str, float], priorities: dict[str, int]) -> Problem:
         rates=rates,
         fleet=(Kind(name="k", count=1, cuts=CUTS),),
         profiles={(name, "k"): linear(name, "k", 0.004, 0.001, cuts=CUTS, batches=(1, 4, 16)) for name in rates},
-        time_limit=0.1,
+        time_limit=0.5,
     )
 
 

@@ -144,7 +144,7 @@ def test_model_of_higher_priority_keeps_its_slo_where_devices_do_not_suffice(fir
         rates={"a": 10.0, "b": 10.0},
         fleet=(Kind(name="gpu", cuts=(200, 400, 500, 600, 800, 1000)),),
         profiles={(name, "gpu"): Profile(name, "gpu", latencies) for name in "ab"},
-        time_limit=0.1,
+        time_limit=0.5,
     )
     log = Log()
     adaptation = Adaptation(

@@ -1,7 +1,8 @@
 """Count the work of a search against its time limit.
 
 Work is counted in units that take about a second on a slow core, so that a search stops at the same point in every run
-and on every machine. A clock only ends searches that the machine is too slow for; decisions read none of their own.
+and on every machine. It may amount to a part of the time limit only: a clock, where there is one, stops the search at
+the limit itself, which happens on machines that are busy or slow, and nowhere else. No other decision reads it.
 """
 
 from __future__ import annotations
@@ -10,27 +11,42 @@ import math
 
 from cotenant.planners.problem import Problem
 
-COUNTED = 0.6  # part of the time limit that counted work may amount to: the count is rough, and often too low
+COUNTED = 0.5  # part of the time limit that counted work may amount to: the rest is for busy and for slower machines
+
+
+class Deadline:
+    """Say how much of a time limit is left by the problem's clock. passed: whether that was found to be over."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._clock = problem.clock
+        self._end = 0.0 if problem.clock is None else problem.clock() + problem.time_limit
+        self.passed = False
+
+    def seconds_left(self) -> float:
+        """Return the seconds left; inf without a clock, and 0 once none were left."""
+        if self._clock is None:
+            return math.inf
+        left = 0.0 if self.passed else self._end - self._clock()
+        self.passed = left <= 0
+        return max(0.0, left)
 
 
 class WorkBudget:
-    """Hold what is left of a time limit, or of a part of one. times: as much work as usual for that limit, where the
-    count is known to be too high."""
+    """Hold what is left of the work that a time limit allows, or of a part of it.
 
-    def __init__(self, problem: Problem, *, times: float = 1.0) -> None:
-        self._clock = problem.clock
-        begun = 0.0 if problem.clock is None else problem.clock()
-        self._limit, self._deadline = times * COUNTED * problem.time_limit, begun + problem.time_limit
+    deadline: of the search that this one is a part of, where it is; else the problem's time limit from now on.
+    """
+
+    def __init__(self, problem: Problem, deadline: Deadline | None = None) -> None:
+        self.deadline = deadline or Deadline(problem)
+        self._limit = COUNTED * problem.time_limit
         self._whole: WorkBudget | None = None
         self.used = 0.0
 
     def part(self, share: float) -> WorkBudget:
         """Return a budget of a share of what is left; what it spends counts for the whole as well."""
         part = WorkBudget.__new__(WorkBudget)
-        now = 0.0 if self._clock is None else self._clock()
-        part._clock, part._whole, part.used = self._clock, self, 0.0
-        part._limit = share * self.left()
-        part._deadline = now + share * max(0.0, self._deadline - now)
+        part.deadline, part._limit, part._whole, part.used = self.deadline, share * self._unspent(), self, 0.0
         return part
 
     def spend(self, seconds: float) -> None:
@@ -40,9 +56,13 @@ class WorkBudget:
             self._whole.spend(seconds)
 
     def left(self) -> float:
-        """Return the seconds of work left; 0 where the clock has run out as well."""
-        return max(0.0, self._limit - self.used) if self.seconds_left() > 0 else 0.0
+        """Return the seconds of work left; 0 once the deadline has passed."""
+        return self._unspent() if self.deadline.seconds_left() > 0 else 0.0
 
     def seconds_left(self) -> float:
         """Return the seconds left by the clock; inf without one."""
-        return math.inf if self._clock is None else self._deadline - self._clock()
+        return self.deadline.seconds_left()
+
+    def _unspent(self) -> float:
+        unspent = max(0.0, self._limit - self.used)
+        return unspent if self._whole is None else min(unspent, self._whole._unspent())

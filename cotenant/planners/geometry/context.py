@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cotenant.core.units import WHOLE
 from cotenant.planners import Problem
 from cotenant.planners.geometry.bounding import BoundSolver
-from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.geometry.budget import Deadline, WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern, enumerate_patterns, most_valuable_pattern
 from cotenant.planners.geometry.device_assembly import current_devices
 from cotenant.planners.geometry.interference import least_slowdown_factors, slowdown_factors
@@ -30,6 +30,7 @@ PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models
 BOUND_SHARE = 0.4  # of the time limit, for a bound tighter than the relaxation's
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
+SECONDS_PER_MODEL_AND_SLOT = 7e-5  # of work, to list the options of models
 NEAR_ZERO_SHARE = 1e-3  # ‰ of all devices that the relaxation uses of a size, below which it counts as unused
 
 
@@ -42,9 +43,9 @@ class PlanningContext:
     patterns, relaxation: what bounds every plan. priced_kinds: those with too many patterns to enumerate.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, deadline: Deadline | None = None) -> None:
         self.problem = problem
-        self.budget = WorkBudget(problem)
+        self.budget = WorkBudget(problem, deadline)
         self.fleet = problem.fleet
         self.slots = partition_sizes(problem)
         requested = [name for name, rate in problem.rates.items() if rate > 0]
@@ -92,6 +93,7 @@ class PlanningContext:
             self.counts = [min(count, most) for count in self.counts]
 
     def _catalog(self, names: Sequence[str], slowdowns: Array | None) -> ModeCatalog:
+        self.budget.spend(SECONDS_PER_MODEL_AND_SLOT * len(names) * len(self.slots))
         return ModeCatalog(
             self.problem, names, self.slots, np.ones((len(self.slots), len(names))) if slowdowns is None else slowdowns
         )
@@ -132,7 +134,7 @@ class PlanningContext:
 
     def solve_relaxation(self, instance: MilpInstance, modes: Sequence[Mode]) -> MilpSolution | None:
         """Solve the linear relaxation; None where it is infeasible."""
-        return solve_milp(instance, self.slots, self.patterns, modes)
+        return solve_milp(instance, self.slots, self.patterns, modes, budget=self.budget)
 
     def _build_patterns(self) -> None:
         """Enumerate the patterns of every kind; where there are too many, generate them by pricing."""
@@ -279,7 +281,9 @@ class PlanningContext:
         """Return the bound of the relaxation with whole devices of each kind, where all of their patterns are known."""
         if instance.maximize_scale or self.priced_kinds:
             return value
-        whole = solve_milp(instance, self.slots, self.patterns, self.relaxation_modes, whole_devices=True)
+        whole = solve_milp(
+            instance, self.slots, self.patterns, self.relaxation_modes, budget=self.budget, whole_devices=True
+        )
         return value if whole is None else max(value, whole.bound)
 
     def _priced_pattern(self, k: int, instance: MilpInstance, relaxation: MilpSolution) -> CuttingPattern | None:

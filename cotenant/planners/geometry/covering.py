@@ -24,20 +24,22 @@ from numpy.typing import NDArray
 from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
+from cotenant.planners.geometry.solver import looks_for, run_with_looks, seconds_per_look
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MEMORY_LIMITS = 4  # rows of a kind whose partitions share memory
 SHARE_LIMITS = 5  # rows of a kind whose shares are added up
-# Seconds of work (`WorkBudget`) of the solver: for each simplex iteration, by row and by entry of the matrix.
-SECONDS_PER_CALL = 1e-3
-SECONDS_PER_ITERATION_AND_ROW = 3e-8
-SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
-SECONDS_PER_COLUMN = 2e-6
-INTEGER_WORK = 3.0  # of integer programs, for their presolving and heuristics, over that of their iterations
-SECONDS_PER_NODE = 2e-3
-SECONDS_PER_INTEGER_COLUMN = 5e-5
+# Seconds of work (`WorkBudget`) of the solver, linear programs: for each simplex iteration, by row and by entry of the
+# matrix. They include what is done around a solution, to make the program and to price columns.
+SECONDS_PER_CALL = 2e-3
+SECONDS_PER_ITERATION_AND_ROW = 5e-8
+SECONDS_PER_ITERATION_AND_ENTRY = 9e-9
+SECONDS_PER_COLUMN = 4e-6
+# Integer programs: fitted to 436 of them. Most of their work is not in the iterations that are told.
+SECONDS_PER_INTEGER_CALL = 2e-3
+SECONDS_PER_INTEGER_ITERATION = 1.4e-4
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -184,7 +186,7 @@ def _summed(entries: _Entries, values: Array) -> Array:
 class CoverSolution(msgspec.Struct, frozen=True):
     """Hold a solution. modes, patterns: how many of each column; unserved: requests/s by model.
 
-    value: of the objective. work: seconds of work that it took.
+    value: of the objective.
 
     Dual values: of a request/s of each model, of a partition on each slot, of one device's memory and of one more
     device of each kind; zeros for integer solutions.
@@ -198,7 +200,6 @@ class CoverSolution(msgspec.Struct, frozen=True):
     slot_duals: Array
     memory_duals: Array
     device_duals: Array
-    work: float
 
 
 class CoverProgram:
@@ -278,7 +279,7 @@ class CoverProgram:
         self.highs.setOptionValue("output_flag", False)
         self.highs.setOptionValue("threads", 1)
         self.highs.passModel(lp)
-        self._iterations = 0
+        self.work = 0.0
 
     def _supply_entries(self, kinds: int) -> tuple[Array, Array, Array]:
         starts: list[int] = []
@@ -342,13 +343,18 @@ class CoverProgram:
         columns = np.arange(len(self._supplies), len(self._supplies) + len(self.demand), dtype=np.int32)
         self.highs.addRow(-math.inf, most, len(columns), columns, self.fleet.penalties)
 
+    def looks_for(self, work: float) -> float:
+        """Return how many looks an integer program may take for about so much work."""
+        return looks_for(work, self._entries)
+
     def solve(
         self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, seconds: float = math.inf
     ) -> CoverSolution | None:
         """Solve; None where no solution was found within the nodes, the looks, or the seconds of the solver's clock.
 
         looks: how often an integer program may ask whether to go on, which it does between parts of its work in the
-        same order in every run: most of that may be done before the first node.
+        same order in every run: most of that may be done before the first node. Afterwards `work` holds the seconds of
+        work that it took, with a solution or without.
         """
         highs = self.highs
         if self.integer:
@@ -356,20 +362,19 @@ class CoverProgram:
             highs.setOptionValue("mip_max_nodes", nodes)
         if seconds < math.inf:
             highs.setOptionValue("time_limit", highs.getRunTime() + max(seconds, 0.0))
-        self._run(looks if self.integer else math.inf)
+        taken = run_with_looks(highs, looks)
         info = highs.getInfo()
-        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            return None
         iterations = max(int(info.simplex_iteration_count), 0)
         rows = self._at_model + len(self.demand)
-        work = (
-            SECONDS_PER_CALL
-            + SECONDS_PER_COLUMN * len(self.columns)
-            + iterations * (SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * self._entries)
-        )
         if self.integer:
-            nodes_used = max(int(info.mip_node_count), 0)
-            work = INTEGER_WORK * work + SECONDS_PER_NODE * nodes_used + SECONDS_PER_INTEGER_COLUMN * len(self.columns)
+            work = SECONDS_PER_INTEGER_CALL + SECONDS_PER_INTEGER_ITERATION * iterations
+            work += seconds_per_look(self._entries) * taken
+        else:
+            per_iteration = SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * self._entries
+            work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns) + iterations * per_iteration
+        self.work = work
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
         solution = highs.getSolution()
         values = np.array(solution.col_value)
         duals = np.abs(np.array(solution.row_dual)) if not self.integer else np.zeros(rows)
@@ -384,24 +389,7 @@ class CoverProgram:
             slot_duals=self._slot_duals(duals[self._at_slot : self._at_model]),
             memory_duals=duals[kinds : self._at_slot],
             device_duals=duals[:kinds],
-            work=work,
         )
-
-    def _run(self, looks: float) -> None:
-        if looks == math.inf:
-            self.highs.run()
-            return
-        taken = 0
-
-        def look(event: highspy.highs.HighsCallbackEvent) -> None:
-            nonlocal taken
-            taken += 1
-            if taken > looks:
-                event.interrupt()
-
-        self.highs.cbMipInterrupt += look
-        self.highs.run()
-        self.highs.cbMipInterrupt -= look
 
     def extended(self, solution: CoverSolution) -> CoverSolution:
         """Return an earlier solution of this program, with none of the columns that it did not have."""

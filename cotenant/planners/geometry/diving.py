@@ -49,11 +49,7 @@ MIN_SOLVER_SECONDS = 0.05  # for whole devices where no time is left: some plan 
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
 INTEGER_GAP = 3e-4
-MIN_INTEGER_NODES, MAX_INTEGER_NODES = 5, 5000
-SECONDS_PER_LOOK = 1e-3  # of work, between two looks of an integer program at its limits; up to 50 times as long
-MIN_LOOKS = 20
-SECONDS_PER_NODE = 1e-3  # of work, for a node of an integer program
-SECONDS_PER_NODE_AND_COLUMN = 5e-6  # and for each of its columns
+MAX_INTEGER_NODES = 5000
 ROUNDED_UP = 0.25  # part of the fractional partitions that is rounded up at a time
 MIN_USEFUL = 0.97  # part of its value that a mode must still have to be rounded up
 KEPT_VALUE = 0.6  # value over price from which on columns stay in the program
@@ -104,7 +100,7 @@ class Diver:
         for _ in range(rounds):
             if solution is None:
                 return None
-            self.budget.spend(solution.work)
+            self.budget.spend(program.work)
             if not self.budget.left():
                 break
             if bundled is not None:
@@ -140,17 +136,13 @@ class Diver:
         added_up = frozenset(k for k, limit in enumerate(self.geometries) if limit is None)
         fleet = msgspec.structs.replace(self.fleet, added_up=added_up)
         program = CoverProgram(fleet, self.pool, columns, demand, integer=True, serve_all=True)
-        allowed = share * self.budget.left()
-        # Nodes are what a program may cost in every run; the clock ends it on a slower machine.
-        nodes = int(allowed / (SECONDS_PER_NODE + SECONDS_PER_NODE_AND_COLUMN * len(columns)))
-        seconds = max(share * self.budget.seconds_left(), MIN_SOLVER_SECONDS)
         answer = program.solve(
             gap=INTEGER_GAP,
-            nodes=min(max(nodes, MIN_INTEGER_NODES), MAX_INTEGER_NODES),
-            looks=max(allowed / SECONDS_PER_LOOK, MIN_LOOKS),
-            seconds=seconds,
+            nodes=MAX_INTEGER_NODES,
+            looks=program.looks_for(share * self.budget.left()),
+            seconds=max(self.budget.seconds_left(), MIN_SOLVER_SECONDS),
         )
-        self.budget.spend(allowed if answer is None else min(answer.work, allowed))
+        self.budget.spend(program.work)
         if answer is None:
             return None
         modes: Counter[Mode] = Counter()
@@ -316,9 +308,9 @@ class Diver:
         )
         seconds = max(self.budget.seconds_left(), MIN_SOLVER_SECONDS)
         solution = program.solve(gap=CUT_GAP, nodes=MAX_CUT_NODES, seconds=seconds)
+        self.budget.spend(program.work)
         if solution is None:
             return Cover([], [])
-        self.budget.spend(solution.work)
         room = Counter({int(s): round(n) for s, n in zip(occupied, solution.modes, strict=True)})
         kept = []
         for mode, many in modes.items():

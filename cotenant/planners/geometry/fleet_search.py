@@ -42,16 +42,14 @@ NEXT_SLACK = (
 )
 MAX_DIVE_SHARE = 0.6  # of the time left, which a second start may take
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
-SECONDS_PER_FLEET = 5e-3  # of work, to choose one
 SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes
 LIKE_PROBABILITY = 0.5  # of taking devices with models in common, and of taking those that waste most
 ASTRAY_PROBABILITY = 0.2  # of a step at other prices, whose plan may leave a little more unserved
 PRICE_NOISE = 0.3  # of those, standard deviation of the logarithm
 MAX_ASTRAY = 3e-4  # part of the demand's value that such a step may add to what is unserved
 REL_IMPROVEMENT = 1e-4  # of what is unserved, that a step has to bring
-SECONDS_PER_FAILURE = 3e-3  # of work, for an integer program without a solution
 EVEN_WASTE = 0.05  # part of a device's value that is added to its waste, so that each is taken at times
-SECONDS_PER_STEP = 2e-3  # of work, besides integer programs
+SECONDS_PER_STEP = 4e-3  # of work, besides integer programs
 SECONDS_PER_CELL = 2e-8  # and for each two options of two models
 
 
@@ -123,7 +121,6 @@ class FleetSearch:
         nearest: list[PlacedDevice] | None = None  # of the fleets that still leave something unserved
         while enough - failed > MIN_SLACK and self.budget.left() and self._cost(best) > least * (1 + 1e-9):
             slack = failed + NEXT_SLACK * (enough - failed)
-            self.budget.spend(SECONDS_PER_FLEET)
             counts = fleet_for(1 + slack)
             if counts is None or self._cost_of(counts) >= self._cost(best) * (1 - 1e-9):
                 enough = slack
@@ -368,10 +365,9 @@ class FleetSearch:
         if not astray:
             program.limit_unserved(shortfall * (1 - REL_IMPROVEMENT))
         answer = program.solve(gap=1e-3, nodes=MAX_NODES, looks=MAX_LOOKS, seconds=max(budget.seconds_left(), 0.05))
+        budget.spend(program.work)
         if answer is None:
-            budget.spend(SECONDS_PER_FAILURE)
             return None
-        budget.spend(answer.work)
         chosen = [
             (narrow[column[0][0]], int(many))
             for column, many in zip(pool.columns, answer.modes.tolist(), strict=True)

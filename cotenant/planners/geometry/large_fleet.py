@@ -118,7 +118,7 @@ def cheapest_fleet(
 ) -> Sequence[int] | None:
     """Return the cheapest numbers of devices of which the relaxation serves the demand; None where there are none."""
     instance = context.instance(maximize_scale=False, rates=demand)
-    whole = solve_milp(instance, context.slots, fleet.patterns, singles, whole_devices=True)
+    whole = solve_milp(instance, context.slots, fleet.patterns, singles, budget=context.budget, whole_devices=True)
     return None if whole is None else whole.devices
 
 

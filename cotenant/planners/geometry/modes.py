@@ -34,8 +34,8 @@ Array = NDArray[np.float64]
 
 ROUND_LENGTHS = 8  # round lengths tried for larger sets
 MAX_LARGE_SETS = 400  # combinations of slot and three or more models that are tried
-SECONDS_PER_PAIR = 1e-4  # of work, for the modes of two models on a slot
-SECONDS_PER_PAIR_OF_OPTIONS = 6e-8  # and for each two options of them
+SECONDS_PER_PAIR = 2e-4  # of work, for the modes of two models on a slot
+SECONDS_PER_PAIR_OF_OPTIONS = 1.2e-7  # and for each two options of them
 MAX_PAIRED_OPTIONS = 32  # of a model, of which every two are paired at once
 MIN_RATE_RATIO = 1.01  # modes of a pair whose rates differ by a smaller factor count as one
 

@@ -26,9 +26,9 @@ IntArray = NDArray[np.int64]
 
 ROUND_LENGTH_STEP = 0.02  # relative width of an interval of round lengths
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 100, 10_000  # states kept at each level; the least promising beyond only bound
-SECONDS_PER_CALL = 3e-4  # of work, for one slot
-SECONDS_PER_OPTION = 5e-7  # and for each option of a model on it
-SECONDS_PER_CELL = 5e-9  # and for each state and option that it might take, and each model of a new state
+SECONDS_PER_CALL = 6e-4  # of work, for one slot
+SECONDS_PER_OPTION = 1e-6  # and for each option of a model on it
+SECONDS_PER_CELL = 1.2e-8  # and for each state and option that it might take, and each model of a new state
 STATES_PER_STATE = 10.0  # new ones at a level for each that was kept, about, to choose the width of the beam
 MAX_PRICED_MODES = 20  # modes returned, each of a different set of models
 TINY = 1e-300

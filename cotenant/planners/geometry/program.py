@@ -14,12 +14,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
+from cotenant.planners.geometry.solver import looks_for, run_with_looks, seconds_per_look
 
 Array = NDArray[np.float64]
 
 MAX_NODES = 1000  # for whole devices
+WHOLE_DEVICES_SHARE = 0.1  # of the work left that whole devices may take
+# Seconds of work: for each program, column, and simplex iteration by row and entry.
+SECONDS_PER_CALL = 1e-3
+SECONDS_PER_COLUMN = 2e-5
+SECONDS_PER_ITERATION_AND_ROW = 3e-8
+SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
 
 
 class MilpInstance(msgspec.Struct, frozen=True):
@@ -62,11 +70,13 @@ def solve_milp(
     patterns: Sequence[CuttingPattern],
     modes: Sequence[Mode],
     *,
+    budget: WorkBudget | None = None,
     whole_devices: bool = False,
 ) -> MilpSolution | None:
     """Return the best mix of modes; None where the rates are infeasible, or nothing was found.
 
-    whole_devices: require a whole number of devices of each kind.
+    whole_devices: require a whole number of devices of each kind. budget: what the solver takes is counted there; with
+    whole devices it may take a part of what is left.
     """
     models, kinds = len(instance.rates), len(instance.counts)
     # Columns: the scale, whole devices of each kind, patterns, modes. Rows: devices and memory of each kind, slots,
@@ -118,8 +128,13 @@ def solve_milp(
     )
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_max_nodes", MAX_NODES)
-    highs.run()
+    most = math.inf if budget is None else looks_for(WHOLE_DEVICES_SHARE * budget.left(), len(entries))
+    looks = run_with_looks(highs, most)
     info = highs.getInfo()
+    if budget is not None:
+        per_iteration = SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * len(entries)
+        work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * columns + seconds_per_look(len(entries)) * looks
+        budget.spend(work + per_iteration * max(int(info.simplex_iteration_count), 0))
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     solution = highs.getSolution()

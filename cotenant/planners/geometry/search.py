@@ -9,10 +9,10 @@ from collections.abc import Generator
 import msgspec
 
 from cotenant.core.plan import Plan
-from cotenant.core.provenance import Candidate, Provenance
+from cotenant.core.provenance import Candidate, End, Provenance
 from cotenant.planners import Problem
-from cotenant.planners.candidates import objective_value, provenance_of, with_proof
-from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.candidates import objective_value, provenance_of, with_proof, with_provenance
+from cotenant.planners.geometry.budget import COUNTED, Deadline, WorkBudget
 from cotenant.planners.geometry.competitors import ALONE, Competitors
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup
@@ -30,11 +30,12 @@ MAX_BISECTIONS = 6
 MAX_DEVICES_TO_RAISE = 40  # up to which larger multiples of the rates are planned for in turn
 SECONDS_PER_COMPETITOR = {"bestfit": 5e-6, "squishy": 3e-6, "elastic-plus": 4e-5}  # that they take, for each two models
 SECONDS_PER_COMPETITOR_AND_DEVICE = {"bestfit": 2e-6, "squishy": 2e-6, "elastic-plus": 3e-5}  # and for each two devices
-COMPETITORS_SHARE = 0.25  # of the time limit, which quick planners may take
+COMPETITORS_SHARE = 0.05  # of the time limit, which quick planners may take
 TRIES_PER_COMPETITOR = 20  # plans for one multiple of the rates or another, to find the largest that one serves
 MIN_SECONDS = 0.01
-FLEET_SEARCH_TIMES = 1.5  # as much work for sparing devices as for all the rest
-LOCAL_SEARCH_TIMES = 5.0  # as much work as its time limit counts: steps are quicker than they are counted
+LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate
+PROGRAMS_SHARE = 0.5  # of the work left, for integer programs before devices are spared
+FLEET_SEARCH_SHARE = 0.65  # of the work left, for sparing devices
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
@@ -65,7 +66,16 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
     if context.maximize_scale and limit is not None and context.estimated_devices() <= MAX_DEVICES_TO_RAISE:
         _raise_scale(context, incumbent, limit, competitors)
     plan = msgspec.structs.replace(incumbent.plan, bound=limit, provenance=incumbent.provenance())
-    return plan if plan.provenance is None else with_proof(plan, infeasible=_proves_infeasible(context, plan))
+    if plan.provenance is None:
+        return plan
+    plan = with_proof(plan, infeasible=_proves_infeasible(context, plan))
+    return with_provenance(plan, ended_by=_ended_by(context, plan))
+
+
+def _ended_by(context: PlanningContext, plan: Plan) -> End:
+    if context.budget.deadline.seconds_left() <= 0:
+        return "clock"
+    return "proof" if provenance_of(plan).proven == "optimal" else "work"
 
 
 def _proves_infeasible(context: PlanningContext, plan: Plan) -> bool:
@@ -77,9 +87,14 @@ def _proves_infeasible(context: PlanningContext, plan: Plan) -> bool:
     return not context.problem.interference.interferes and context.proves_infeasible()
 
 
-def find_feasible(problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True) -> Plan | None:
-    """Return any plan that serves the rates; None where none was found. thorough: use the full time limit."""
-    context = PlanningContext(problem)
+def find_feasible(
+    problem: Problem, competitors: Competitors = ALONE, *, thorough: bool = True, deadline: Deadline | None = None
+) -> Plan | None:
+    """Return any plan that serves the rates; None where none was found.
+
+    thorough: use the full time limit. deadline: of the search that this is a part of.
+    """
+    context = PlanningContext(problem, deadline)
     if not context.names and not context.has_unservable:
         return plan_from_devices(context, ())
     if context.relaxation is None or context.has_unservable:
@@ -176,9 +191,9 @@ def _raise_scale_by_search(
             problem,
             rates={name: rate * multiple for name, rate in problem.rates.items()},
             objective="devices",
-            time_limit=max(context.budget.left(), MIN_SECONDS) / MAX_BISECTIONS,
+            time_limit=max(context.budget.left(), MIN_SECONDS) / MAX_BISECTIONS / COUNTED,
         )
-        feasible_plan = find_feasible(scaled_problem, competitors, thorough=False)
+        feasible_plan = find_feasible(scaled_problem, competitors, thorough=False, deadline=context.budget.deadline)
         if feasible_plan is not None:
             low = multiple
             incumbent.take(provenance_of(feasible_plan).source, plan_from_devices(context, feasible_plan.devices))
@@ -220,9 +235,7 @@ def _candidates(
             return
         if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
-    # Of its own: on small fleets it is what mostly finds the best plan.
-    local_search = WorkBudget(problem, times=LOCAL_SEARCH_TIMES)
-    fleet_search = WorkBudget(problem, times=FLEET_SEARCH_TIMES)
+    local_search = context.budget.part(LOCAL_SEARCH_SHARE)
     for n, catalog in enumerate(context.catalogs):
         budget = context.budget.part(1 / (len(context.catalogs) - n))
         done = small and (
@@ -235,9 +248,10 @@ def _candidates(
         done = done and (first or len(context.fleet) == 1)
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
+        programs, fleet_search = budget.part(PROGRAMS_SHARE), budget.part(FLEET_SEARCH_SHARE)
         # A small fleet that serves everything has mostly been found by now: half of the work is for equal parts of it.
-        budgets = budget, budget.part(0.5) if small else budget, fleet_search.part(1 / (len(context.catalogs) - n))
-        yield from _integer_programs(context, catalog, *budgets, first=first)
+        for_all = programs.part(0.5) if small else programs
+        yield from _integer_programs(context, catalog, programs, for_all, fleet_search, first=first)
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
         yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)

@@ -20,7 +20,7 @@ from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin
 
 MAX_SMALL_FLEET = 16  # devices up to which fleets are planned by ruin and recreate
 MAX_MODELS_FOR_SETS = 5  # models up to which modes of three or more are enumerated
-STEPS_PER_SECOND = 4500  # ruin-and-recreate steps for each second of the time limit
+STEPS_PER_SECOND = 900  # ruin-and-recreate steps for each second of the time limit
 MAX_REPAIRS = 4  # searches for one fleet, each with more demand for the models that came short
 MAX_FLEET_CHOICES = 20_000  # fleets of mixed kinds to consider
 MAX_FLEETS = 6  # number of those to try

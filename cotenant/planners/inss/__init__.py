@@ -39,7 +39,7 @@ from cotenant.planners.inss.cluster import Cluster, Provisioning, adjusted
 from cotenant.planners.inss.environment import Environment, used_part
 from cotenant.planners.problem import Problem
 
-STEPS_PER_SECOND = 100  # of a training on the spot, with updates of `SPOT_BATCH` transitions
+STEPS_PER_SECOND = 20  # of a training on the spot, with updates of `SPOT_BATCH` transitions
 SPOT_BATCH = 32
 HALVINGS = 6  # of the part of its rates that a device without feasible batches loses
 

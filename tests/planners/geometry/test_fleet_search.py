@@ -138,5 +138,5 @@ def test_heuristics_whose_time_grows_with_the_fleet_are_left_out_on_large_ones(d
         calls.append(given)
         return Plan(planner="elastic-plus", objective="devices", devices=())
 
-    geometry.feasible(msgspec.structs.replace(made, time_limit=0.5), Competitors(quick={"elastic-plus": heuristic}))
+    geometry.feasible(msgspec.structs.replace(made, time_limit=2.5), Competitors(quick={"elastic-plus": heuristic}))
     assert bool(calls) == asked

@@ -34,7 +34,7 @@ def nine(objective: Objective = "rate", rate: float = 1.0, slo: float = 1.0) -> 
         profiles={key: profile for key, profile in profiles.items() if key[0] in GPULET},
         fleet=(H100,),
         objective=objective,
-        time_limit=0.1,
+        time_limit=0.5,
         arrivals="even",
         bounded=False,
     )

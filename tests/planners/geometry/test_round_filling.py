@@ -62,7 +62,7 @@ def on_instances(many: int) -> Problem:
         rates=dict.fromkeys(names, 1.0),
         fleet=(Kind(name="k", geometry=geometry_name, cuts=cuts, count=1, memory=40 * GIB),),
         profiles={(name, "k"): profile(name, "k", {(s, 1): 0.010 for s in cuts}, 3 * GIB) for name in names},
-        time_limit=0.1,
+        time_limit=0.5,
         arrivals="even",
     )
 

@@ -45,7 +45,7 @@ def tiny(seed: int, parts: int = 2) -> Problem:
         models.append(Model(name=name, slo=latency[500, 1] * float(rng.uniform(1.5, 6))))
         rates[name] = float(rng.uniform(0.1, 1.0)) * 3 / latency[1000, 3]
     kind = Kind(name="k", count=int(rng.integers(1, 3)), cuts=SHARES, max_partitions=parts)
-    return Problem(models=tuple(models), rates=rates, fleet=(kind,), profiles=profiles, time_limit=0.1)
+    return Problem(models=tuple(models), rates=rates, fleet=(kind,), profiles=profiles, time_limit=0.5)
 
 
 def brute_force_scale(problem: Problem, devices: int) -> float:
@@ -122,7 +122,7 @@ def fleet_problem(seed: int, models: int, times: float = 1.0, **kind: object) ->
         rates=rates,
         fleet=(msgspec.structs.replace(plain, **kind),),
         profiles=profiles,
-        time_limit=0.3,
+        time_limit=1.5,
     )
 
 
@@ -190,7 +190,7 @@ def test_geometry_on_mig_with_large_worker_uses_larger_instance() -> None:
             rates={"m": workers * 10.0},
             fleet=(kind,),
             profiles={("m", "k"): profile("m", "k", {(size, 1): 0.1 for size in sizes}, memory << 30)},
-            time_limit=0.1,
+            time_limit=0.5,
         )
         plan = geometry.plan(problem)
         assert check(plan, problem) == []
@@ -212,7 +212,7 @@ def test_geometry_with_profiled_procs_runs_several_workers() -> None:
         rates={"m": 130.0},
         fleet=(Kind(name="k", cuts=sizes, geometry="mig-a30-24gb", memory=24 << 30, count=2),),
         profiles={("m", "k"): Profile("m", "k", points)},
-        time_limit=0.1,
+        time_limit=0.5,
     )
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
@@ -240,7 +240,7 @@ def test_geometry_with_fine_shares_generates_patterns() -> None:
     fine = tuple(range(10, 1001, 10))
     problem = fleet_problem(9, 4, 4.0, cuts=fine)
     profiles = {key: linear(*key, 0.002, 0.002, cuts=fine, batches=(1, 2, 4)) for key in problem.profiles}
-    problem = msgspec.structs.replace(problem, profiles=profiles, time_limit=0.1)
+    problem = msgspec.structs.replace(problem, profiles=profiles, time_limit=0.5)
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
     assert plan.unserved == {}
@@ -282,7 +282,7 @@ def test_geometry_of_two_kinds_returns_cheapest_mix() -> None:
 
 
 def test_geometry_of_large_fleet_comes_near_its_bound() -> None:
-    problem = msgspec.structs.replace(fleet_problem(5, 6, 40.0, count=60), objective="rate", time_limit=1.0)
+    problem = msgspec.structs.replace(fleet_problem(5, 6, 40.0, count=60), objective="rate", time_limit=5.0)
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
     assert plan.bound is not None and plan.bound * 0.985 <= plan.scale <= plan.bound * (1 + 1e-9)
@@ -302,7 +302,7 @@ def test_geometry_with_one_limited_kind_serves_its_model_in_part() -> None:
         rates={"a": 400.0, "b": 250.0},
         fleet=fleet,
         profiles=profiles,
-        time_limit=0.1,
+        time_limit=0.5,
     )
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
@@ -336,7 +336,7 @@ def test_geometry_under_interference_meets_every_slo(
     interference: Interference, objective: Literal["devices", "rate"]
 ) -> None:
     problem = fleet_problem(7, 4, 4.0, count=4, max_partitions=4)
-    problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.1)
+    problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.5)
     plan = portfolio.plan(problem)
     alone = geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
     assert [str(violation) for violation in check(plan, problem)] == []

@@ -56,7 +56,7 @@ def strangers() -> Problem:
 
 def in_force(policy: Policy | None, before: tuple[float, ...], rates: tuple[float, ...], **changes: object) -> Problem:
     """Return a problem of new rates, with geometry's plan for others in force."""
-    current = geometry.plan(msgspec.structs.replace(two_devices(rates=before), time_limit=0.1))
+    current = geometry.plan(msgspec.structs.replace(two_devices(rates=before), time_limit=0.5))
     return msgspec.structs.replace(two_devices(rates=rates), policy=policy, current=current, **changes)
 
 
@@ -135,7 +135,7 @@ def test_devices_may_be_opened_as_far_as_the_fleet_has_them(policy: Policy) -> N
 def test_plans_from_a_plan_in_force_hold_the_contract_on_random_problems(number: int, policy: Policy) -> None:
     """With several kinds, MIG, memory and interference; the plan in force is for a third of the rates."""
     problem = contract.random_problems(12, seed=11)[number]
-    quick = msgspec.structs.replace(problem, time_limit=0.05, policy=policy, objective="devices")
+    quick = msgspec.structs.replace(problem, time_limit=0.25, policy=policy, objective="devices")
     fewer = msgspec.structs.replace(quick, rates={name: rate / 3 for name, rate in quick.rates.items()})
     moved = msgspec.structs.replace(quick, current=geometry.plan(fewer))
     assert contract.contract_violations(plan(moved), moved) == []
@@ -189,7 +189,7 @@ def test_plan_that_check_rejects_is_never_returned(policy: Policy, monkeypatch: 
 
 @pytest.mark.parametrize("problem", contract.random_problems(5, seed=3))
 def test_plans_without_a_policy_are_geometrys(problem: Problem) -> None:
-    quick = msgspec.structs.replace(problem, time_limit=0.05)
+    quick = msgspec.structs.replace(problem, time_limit=0.25)
     made = plan(quick)
     assert contract.contract_violations(made, quick) == []
     assert made.devices == geometry.plan(quick).devices
