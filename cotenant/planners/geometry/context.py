@@ -30,7 +30,7 @@ PAIRS_SHARE = 0.2  # of the time that is left, to enumerate modes of two models
 BOUND_SHARE = 0.4  # of the time limit, for a bound tighter than the relaxation's
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
-SECONDS_PER_MODEL_AND_SLOT = 7e-5  # of work, to list the options of models
+SECONDS_PER_MODEL_AND_SLOT = 3e-5  # of work, to list the options of models
 NEAR_ZERO_SHARE = 1e-3  # ‰ of all devices that the relaxation uses of a size, below which it counts as unused
 
 

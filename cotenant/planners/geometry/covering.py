@@ -33,10 +33,10 @@ MEMORY_LIMITS = 4  # rows of a kind whose partitions share memory
 SHARE_LIMITS = 5  # rows of a kind whose shares are added up
 # Seconds of work (`WorkBudget`) of the solver, linear programs: for each simplex iteration, by row and by entry of the
 # matrix. They include what is done around a solution, to make the program and to price columns.
-SECONDS_PER_CALL = 2e-3
-SECONDS_PER_ITERATION_AND_ROW = 5e-8
-SECONDS_PER_ITERATION_AND_ENTRY = 9e-9
-SECONDS_PER_COLUMN = 4e-6
+SECONDS_PER_CALL = 1.5e-3
+SECONDS_PER_ITERATION_AND_ROW = 3e-8
+SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
+SECONDS_PER_COLUMN = 3e-6
 # Integer programs: fitted to 436 of them. Most of their work is not in the iterations that are told.
 SECONDS_PER_INTEGER_CALL = 2e-3
 SECONDS_PER_INTEGER_ITERATION = 1.4e-4

@@ -48,6 +48,9 @@ MIN_RELAXATION_SECONDS = 0.2  # for a relaxation where no time is left
 MIN_SOLVER_SECONDS = 0.05  # for whole devices where no time is left: some plan is needed
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
+MAX_SINGLE_COLUMNS = 4000  # in the integer program over modes of one model, but for
+MIN_MODES_PER_MODEL = 4
+MIN_SECONDS_PER_COLUMN = 2e-4  # of work, with less of which an integer program finds nothing worth its time
 INTEGER_GAP = 3e-4
 MAX_INTEGER_NODES = 5000
 ROUNDED_UP = 0.25  # part of the fractional partitions that is rounded up at a time
@@ -133,6 +136,8 @@ class Diver:
 
         share: of the time that is left, which it may take.
         """
+        if share * self.budget.left() < MIN_SECONDS_PER_COLUMN * len(columns):
+            return None
         added_up = frozenset(k for k, limit in enumerate(self.geometries) if limit is None)
         fleet = msgspec.structs.replace(self.fleet, added_up=added_up)
         program = CoverProgram(fleet, self.pool, columns, demand, integer=True, serve_all=True)
@@ -151,6 +156,20 @@ class Diver:
                 modes[mode] += many * int(count)
         cut = self._cut(self.fleet, modes, np.zeros(len(self.fleet.slots)), DROPPED[0] * self._share_prices)
         return self._completed(Counter(dict(cut.modes)), Counter(dict(cut.patterns)), demand).cover
+
+    def solve_one_model_each(self, dive: Dive, demand: Array, share: float) -> Cover | None:
+        """Return the cover of the integer program over modes of one model; of very many, those of each model that are
+        nearest to their price in the relaxation."""
+        columns = np.arange(len(self.singles))
+        if dive.relaxed is not None and len(columns) > MAX_SINGLE_COLUMNS:
+            solution, program = dive.relaxed.solution, dive.relaxed.program
+            excess = (program.prices_of(solution) - self.pool.values(solution.demand_duals, demand))[columns]
+            model = np.array([mode.models[0] for mode in self.singles])
+            order = np.lexsort((excess, model))
+            first = np.searchsorted(model[order], model[order], side="left")
+            most = max(MIN_MODES_PER_MODEL, MAX_SINGLE_COLUMNS // len(demand))
+            columns = np.sort(order[np.arange(len(order)) - first < most])
+        return self.solve_integer(columns, demand, share)
 
     def solve_bundled(self, dive: Dive, demand: Array, share: float) -> Cover | None:
         """Return the cover of the integer program over the columns near their price in the relaxation over bundles."""
@@ -220,7 +239,7 @@ class Diver:
                 bundled = bundled or Relaxed(solution, program)
                 chosen = self._rounded(program, solution, left)
             else:
-                chosen, solution = _rounded_up(program, solution, chosen), None
+                chosen, solution = self._rounded_up(program, solution, chosen, left), None
             if not chosen:
                 break
             for n, count in chosen.items():
@@ -286,6 +305,27 @@ class Diver:
                 break
         return chosen
 
+    def _rounded_up(
+        self, program: CoverProgram, solution: CoverSolution, fixed: Mapping[int, int], left: Array
+    ) -> dict[int, int]:
+        """Return how many of which columns to fix, beside those of the solution that are `fixed`, where no work is left:
+        a cover of what is left at once. Whole ones first, then the largest parts, as far as they are of use."""
+        columns, models, remaining = program.columns[: len(solution.modes)].tolist(), self.pool.models, left.copy()
+        parts = np.maximum(solution.modes - [fixed.get(n, 0) for n in columns], 0.0)
+        whole = np.floor(parts + NEAR_ONE).astype(np.int64)
+        rest = parts - whole
+        chosen: dict[int, int] = {}
+        steps = [(at, int(whole[at])) for at in np.flatnonzero(whole).tolist()]
+        steps += [(at, 1) for at in np.argsort(-rest, kind="stable").tolist() if rest[at] > NEAR_ONE]
+        for at, many in steps:
+            n = columns[at]
+            own = slice(models.starts[n], models.starts[n + 1])
+            i = models.index[own]
+            if (remaining[i] > NEAR_ZERO * left[i]).any():
+                chosen[n] = chosen.get(n, 0) + many
+                remaining[i] -= many * models.value[own]
+        return chosen
+
     def _cut(self, fleet: Fleet, modes: Counter[Mode], free: Array, penalties: Array) -> Cover:
         """Return the cheapest patterns for the modes, and the modes that they hold.
 
@@ -319,13 +359,6 @@ class Diver:
             if held:
                 kept.append((mode, held))
         return Cover(kept, [(each, int(n)) for each, n in zip(fleet.patterns, solution.patterns, strict=True) if n])
-
-
-def _rounded_up(program: CoverProgram, solution: CoverSolution, fixed: Mapping[int, int]) -> dict[int, int]:
-    """Return how many of which columns a solution lacks beside those fixed: a cover at once, where time has run out."""
-    most = np.ceil(solution.modes - NEAR_ONE).astype(np.int64)
-    columns = program.columns[: len(most)].tolist()
-    return {n: int(many) - fixed.get(n, 0) for n, many in zip(columns, most, strict=True) if many > fixed.get(n, 0)}
 
 
 class _Dived(msgspec.Struct, frozen=True):

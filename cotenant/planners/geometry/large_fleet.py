@@ -33,7 +33,6 @@ UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved 
 LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
-MAX_INTEGER_COLUMNS = 4000  # modes of one model up to which their integer program is solved as a whole
 MAX_ASSEMBLIES = 4
 
 
@@ -104,12 +103,9 @@ def _covers(
     if context.current_devices:
         yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
     starts = [_assembled(context, diver, dive.cover, demand)]
-    if len(singles) <= MAX_INTEGER_COLUMNS:
-        # One model on each partition: a small program, whose plans are often hard to beat.
-        starts.append(
-            _assembled(context, diver, diver.solve_integer(np.arange(len(diver.singles)), demand, 0.5), demand)
-        )
-    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
+    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.5), demand))
+    # One model on each partition: a small program, whose plans are often hard to beat.
+    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, 0.7), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 

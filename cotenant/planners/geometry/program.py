@@ -25,7 +25,7 @@ MAX_NODES = 1000  # for whole devices
 WHOLE_DEVICES_SHARE = 0.1  # of the work left that whole devices may take
 # Seconds of work: for each program, column, and simplex iteration by row and entry.
 SECONDS_PER_CALL = 1e-3
-SECONDS_PER_COLUMN = 2e-5
+SECONDS_PER_COLUMN = 1e-5
 SECONDS_PER_ITERATION_AND_ROW = 3e-8
 SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
 

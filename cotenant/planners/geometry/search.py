@@ -34,8 +34,8 @@ COMPETITORS_SHARE = 0.05  # of the time limit, which quick planners may take
 TRIES_PER_COMPETITOR = 20  # plans for one multiple of the rates or another, to find the largest that one serves
 MIN_SECONDS = 0.01
 LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate
-PROGRAMS_SHARE = 0.5  # of the work left, for integer programs before devices are spared
-FLEET_SEARCH_SHARE = 0.65  # of the work left, for sparing devices
+PROGRAMS_SHARE = 0.6  # of the work left, for integer programs before devices are spared
+FLEET_SEARCH_SHARE = 0.7  # of the work left, for sparing devices
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
