@@ -22,6 +22,11 @@ class Deadline:
         self._end = 0.0 if problem.clock is None else problem.clock() + problem.time_limit
         self.passed = False
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is a clock."""
+        return self._clock is not None
+
     def seconds_left(self) -> float:
         """Return the seconds left; inf without a clock, and 0 once none were left."""
         if self._clock is None:
@@ -58,10 +63,6 @@ class WorkBudget:
     def left(self) -> float:
         """Return the seconds of work left; 0 once the deadline has passed."""
         return self._unspent() if self.deadline.seconds_left() > 0 else 0.0
-
-    def seconds_left(self) -> float:
-        """Return the seconds left by the clock; inf without one."""
-        return self.deadline.seconds_left()
 
     def _unspent(self) -> float:
         unspent = max(0.0, self._limit - self.used)

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.units import WHOLE
+from cotenant.planners.geometry.budget import Deadline
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_with_looks, seconds_per_look
+from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_look
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -348,9 +349,9 @@ class CoverProgram:
         return looks_for(work, self._entries)
 
     def solve(
-        self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, seconds: float = math.inf
+        self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, deadline: Deadline | None = None
     ) -> CoverSolution | None:
-        """Solve; None where no solution was found within the nodes, the looks, or the seconds of the solver's clock.
+        """Solve; None where no solution was found within the nodes and the looks, or until the deadline.
 
         looks: how often an integer program may ask whether to go on, which it does between parts of its work in the
         same order in every run: most of that may be done before the first node. Afterwards `work` holds the seconds of
@@ -360,9 +361,7 @@ class CoverProgram:
         if self.integer:
             highs.setOptionValue("mip_rel_gap", gap)
             highs.setOptionValue("mip_max_nodes", nodes)
-        if seconds < math.inf:
-            highs.setOptionValue("time_limit", highs.getRunTime() + max(seconds, 0.0))
-        taken = run_with_looks(highs, looks)
+        taken = run_solver(highs, looks, deadline)
         info = highs.getInfo()
         iterations = max(int(info.simplex_iteration_count), 0)
         rows = self._at_model + len(self.demand)

@@ -8,6 +8,7 @@ with residual problems (Wäscher and Gau, OR Spektrum 18, 1996; Sadykov et al., 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -44,8 +45,7 @@ MIN_PENALTY = 1e-3  # of a partition that is not held, where devices cost nothin
 MAX_BUNDLED = 60.0  # partitions up to which it is: more may not be of one kind, which a bundle is
 CUT_GAP = 1e-4  # relative, for whole devices
 MAX_CUT_NODES = 500
-MIN_RELAXATION_SECONDS = 0.2  # for a relaxation where no time is left
-MIN_SOLVER_SECONDS = 0.05  # for whole devices where no time is left: some plan is needed
+MAX_CUT_LOOKS = 2000
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
 MAX_SINGLE_COLUMNS = 4000  # in the integer program over modes of one model, but for
@@ -99,7 +99,7 @@ class Diver:
 
     def relax(self, program: CoverProgram, rounds: int, bundled: Bundled | None = None) -> CoverSolution | None:
         """Solve the relaxation, generating columns until none improves it, or little; None where it is infeasible."""
-        solution = program.solve(seconds=max(self.budget.seconds_left(), MIN_RELAXATION_SECONDS))
+        solution = program.solve()  # whatever the time: every plan needs it
         for _ in range(rounds):
             if solution is None:
                 return None
@@ -120,7 +120,7 @@ class Diver:
                 if not program.add_improving(solution, MAX_COLUMNS_PER_ROUND, allowed):
                     break
             last, before = solution, solution.value
-            solution = program.solve(seconds=self.budget.seconds_left())
+            solution = program.solve(deadline=self.budget.deadline)
             if solution is None:
                 return program.extended(last)
             if before - solution.value < REL_PROGRESS * abs(before):
@@ -145,7 +145,7 @@ class Diver:
             gap=INTEGER_GAP,
             nodes=MAX_INTEGER_NODES,
             looks=program.looks_for(share * self.budget.left()),
-            seconds=max(self.budget.seconds_left(), MIN_SOLVER_SECONDS),
+            deadline=self.budget.deadline,
         )
         self.budget.spend(program.work)
         if answer is None:
@@ -308,8 +308,11 @@ class Diver:
     def _rounded_up(
         self, program: CoverProgram, solution: CoverSolution, fixed: Mapping[int, int], left: Array
     ) -> dict[int, int]:
-        """Return how many of which columns to fix, beside those of the solution that are `fixed`, where no work is left:
-        a cover of what is left at once. Whole ones first, then the largest parts, as far as they are of use."""
+        """Return how many of which columns cover what is left at once, where no work is left. Whole ones come first,
+        then the largest parts, as far as they are of use.
+
+        solution: includes the columns that are `fixed`, whose demand is not left.
+        """
         columns, models, remaining = program.columns[: len(solution.modes)].tolist(), self.pool.models, left.copy()
         parts = np.maximum(solution.modes - [fixed.get(n, 0) for n in columns], 0.0)
         whole = np.floor(parts + NEAR_ONE).astype(np.int64)
@@ -324,7 +327,14 @@ class Diver:
             if (remaining[i] > NEAR_ZERO * left[i]).any():
                 chosen[n] = chosen.get(n, 0) + many
                 remaining[i] -= many * models.value[own]
-        return chosen
+        for n in reversed(list(chosen)):  # what later ones have made superfluous
+            own = slice(models.starts[n], models.starts[n + 1])
+            i, rates = models.index[own], models.value[own]
+            spare = min(chosen[n], math.floor((-remaining[i] / rates).min() + NEAR_ZERO))
+            if spare > 0:
+                chosen[n] -= spare
+                remaining[i] += spare * rates
+        return {n: many for n, many in chosen.items() if many}
 
     def _cut(self, fleet: Fleet, modes: Counter[Mode], free: Array, penalties: Array) -> Cover:
         """Return the cheapest patterns for the modes, and the modes that they hold.
@@ -346,8 +356,8 @@ class Diver:
             occupied=-np.maximum(free, 0.0),
             integer=True,
         )
-        seconds = max(self.budget.seconds_left(), MIN_SOLVER_SECONDS)
-        solution = program.solve(gap=CUT_GAP, nodes=MAX_CUT_NODES, seconds=seconds)
+        # No plan without it: it ends after so many looks, whatever the time.
+        solution = program.solve(gap=CUT_GAP, nodes=MAX_CUT_NODES, looks=MAX_CUT_LOOKS)
         self.budget.spend(program.work)
         if solution is None:
             return Cover([], [])

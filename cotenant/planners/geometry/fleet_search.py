@@ -364,7 +364,7 @@ class FleetSearch:
         program = CoverProgram(fleet, pool, np.arange(len(pool.columns)), left[models], integer=True)
         if not astray:
             program.limit_unserved(shortfall * (1 - REL_IMPROVEMENT))
-        answer = program.solve(gap=1e-3, nodes=MAX_NODES, looks=MAX_LOOKS, seconds=max(budget.seconds_left(), 0.05))
+        answer = program.solve(gap=1e-3, nodes=MAX_NODES, looks=MAX_LOOKS, deadline=budget.deadline)
         budget.spend(program.work)
         if answer is None:
             return None

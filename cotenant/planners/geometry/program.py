@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_with_looks, seconds_per_look
+from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_look
 
 Array = NDArray[np.float64]
 
@@ -129,7 +129,7 @@ def solve_milp(
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_max_nodes", MAX_NODES)
     most = math.inf if budget is None else looks_for(WHOLE_DEVICES_SHARE * budget.left(), len(entries))
-    looks = run_with_looks(highs, most)
+    looks = run_solver(highs, most)
     info = highs.getInfo()
     if budget is not None:
         per_iteration = SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * len(entries)

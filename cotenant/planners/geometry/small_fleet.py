@@ -75,7 +75,8 @@ def solve_small_fleet(
         if not context.maximize_scale and multipliers is None:
             # With the full fleet no choice between kinds was made.
             return len(context.fleet) == 1 or fleet != full_fleet
-        if budget.seconds_left() <= 0:  # not for work alone: a larger fleet may be the first that serves everything
+        # Not for work alone: a larger fleet may be the first that serves everything.
+        if budget.deadline.seconds_left() <= 0:
             break
     return False
 

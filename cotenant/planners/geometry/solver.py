@@ -1,12 +1,17 @@
-"""Run HiGHS on an integer program for a counted amount of work.
+"""Run HiGHS for a counted amount of work.
 
-HiGHS has no limit of work that is the same in every run, but asks now and then whether to go on ("looks"), between parts
-of its work that are. So integer programs end after so many looks; a time limit would end each run elsewhere.
+HiGHS has no limit of work that is the same in every run, but asks now and then whether to go on ("looks"), between
+parts of its work that are. So integer programs end after so many looks. Its own time limit is not used: it goes by a
+clock of its own, which runs on while other programs have the processor.
 """
 
 from __future__ import annotations
 
+import math
+
 import highspy
+
+from cotenant.planners.geometry.budget import Deadline
 
 MIN_LOOKS = 20  # to find any solution
 SECONDS_PER_LOOK = 4e-4  # of work, from one look to the next; with that by entry fitted to 436 programs
@@ -23,17 +28,30 @@ def looks_for(work: float, entries: int) -> float:
     return max(MIN_LOOKS, work / seconds_per_look(entries))
 
 
-def run_with_looks(highs: highspy.Highs, most: float) -> int:
-    """Run the solver until it ends by itself or has taken so many looks, and return how many it took."""
+def run_solver(highs: highspy.Highs, looks: float = math.inf, deadline: Deadline | None = None) -> int:
+    """Run the solver until it ends by itself, has taken so many looks at an integer program, or the deadline passes.
+
+    Returns the looks that it took.
+    """
     taken = 0
 
     def look(event: highspy.highs.HighsCallbackEvent) -> None:
         nonlocal taken
         taken += 1
-        if taken > most:
+        if taken > looks or (deadline is not None and deadline.seconds_left() <= 0):
             event.interrupt()
 
+    def look_at_clock(event: highspy.highs.HighsCallbackEvent) -> None:
+        assert deadline is not None
+        if deadline.seconds_left() <= 0:
+            event.interrupt()
+
+    timed = deadline is not None and deadline.is_timed
     highs.cbMipInterrupt += look
+    if timed:
+        highs.cbSimplexInterrupt += look_at_clock
     highs.run()
     highs.cbMipInterrupt -= look
+    if timed:
+        highs.cbSimplexInterrupt -= look_at_clock
     return taken

@@ -201,7 +201,7 @@ def test_budget_part_counts_for_the_whole() -> None:
     assert (part.left(), whole.left()) == pytest.approx((0.25, 1.25))
     part.spend(5.0)
     assert (part.left(), whole.left()) == (0.0, 0.0)
-    assert math.isinf(part.seconds_left())
+    assert math.isinf(part.deadline.seconds_left())
 
 
 @pytest.mark.parametrize("rates", [{"a": 1e6, "b": 0.0}, {"a": 2e6, "b": 5.0}])
