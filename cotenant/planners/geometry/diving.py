@@ -53,7 +53,7 @@ MIN_MODES_PER_MODEL = 4
 MIN_SECONDS_PER_COLUMN = 2e-4  # of work, with less of which an integer program finds nothing worth its time
 INTEGER_GAP = 3e-4
 MAX_INTEGER_NODES = 5000
-ROUNDED_UP = 0.25  # part of the fractional partitions that is rounded up at a time
+ROUNDED_UP = 0.1  # part of the fractional partitions that is rounded up at a time
 MIN_USEFUL = 0.97  # part of its value that a mode must still have to be rounded up
 KEPT_VALUE = 0.6  # value over price from which on columns stay in the program
 SECONDS_PER_PRICING = 1e-7  # of work, for each slot, model and option
@@ -127,9 +127,12 @@ class Diver:
                 break
         return solution
 
-    def cover(self, demand: Array) -> Dive:
-        """Return a cover of the demand, as far as one was found, and the relaxations."""
-        return self._completed(Counter(), Counter(), demand)
+    def cover(self, demand: Array, *, bundles: bool = True) -> Dive:
+        """Return a cover of the demand, as far as one was found, and the relaxations.
+
+        bundles: whether models that take several partitions are covered by bundles once rounding begins.
+        """
+        return self._completed(Counter(), Counter(), demand, bundles=bundles)
 
     def solve_integer(self, columns: IntArray, demand: Array, share: float) -> Cover | None:
         """Return the cover of the integer program over some columns; None where none was found that serves everything.
@@ -181,7 +184,9 @@ class Diver:
         used = self.pool.extend(((mode, 1),) for mode, _ in dive.cover.modes)
         return self.solve_integer(np.unique(np.concatenate([order[:MAX_BUNDLED_COLUMNS], used])), demand, share)
 
-    def _completed(self, modes: Counter[Mode], patterns: Counter[CuttingPattern], demand: Array) -> Dive:
+    def _completed(
+        self, modes: Counter[Mode], patterns: Counter[CuttingPattern], demand: Array, *, bundles: bool = True
+    ) -> Dive:
         """Return a cover that contains these modes on these patterns.
 
         Whole devices hold fewer partitions than parts of devices: what they do not is covered again, with the devices
@@ -196,7 +201,7 @@ class Diver:
             if not left.any():
                 break
             fleet, free = self._rest(modes, patterns)
-            dived = self._dive(fleet, left, free)
+            dived = self._dive(fleet, left, free, bundles=bundles)
             first = first or dived
             if dived.relaxed is None:
                 break
@@ -218,7 +223,7 @@ class Diver:
             free[mode.slot] -= many
         return msgspec.structs.replace(self.fleet, counts=counts), free
 
-    def _dive(self, fleet: Fleet, demand: Array, free: Array) -> _Dived:
+    def _dive(self, fleet: Fleet, demand: Array, free: Array, *, bundles: bool) -> _Dived:
         """Return the relaxations, and modes that cover the demand as far as parts of devices hold them.
 
         free: pieces on each slot that need no device.
@@ -233,7 +238,8 @@ class Diver:
         chosen: dict[int, int] = {}
         while solution is not None and left.any():
             if self.budget.left():
-                program, solution = self._next(fleet, program, solution, left, occupied, memory)
+                most = MAX_BUNDLED if bundles else 0.0
+                program, solution = self._next(fleet, program, solution, left, occupied, memory, most)
                 if solution is None:
                     break
                 bundled = bundled or Relaxed(solution, program)
@@ -261,17 +267,19 @@ class Diver:
         left: Array,
         occupied: Array,
         memory: Array,
+        most_bundled: float,
     ) -> tuple[CoverProgram, CoverSolution | None]:
         """Return the relaxation for what is left, over bundles where models take several partitions, and its solution.
 
-        program, solution: the last one, whose columns near their price are kept.
+        program, solution: the last one, whose columns near their price are kept. most_bundled: partitions up to which
+        a model is covered by bundles.
         """
         partitions = np.zeros(len(left))
         owner, at = self.pool.models.of(program.columns)
         np.add.at(
             partitions, self.pool.models.index[at], solution.modes[owner] * self.pool.sizes[program.columns][owner]
         )
-        large = (partitions >= MIN_BUNDLED) & (partitions <= MAX_BUNDLED)
+        large = (partitions >= MIN_BUNDLED) & (partitions <= most_bundled)
         bundled = Bundled(Bundler(self.singles, np.where(large, left, 0.0)), left, large)
         self.pool.extend(bundled.bundler.cheapest(solution.slot_duals))
         value = self.pool.values(solution.demand_duals, left)
