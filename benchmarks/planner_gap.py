@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=200, help="random problems of four devices")
     parser.add_argument("--mixed", type=int, default=100, help="mixed priced fleets")
     parser.add_argument("--seed", type=int, default=1, help="random seed of both sets")
-    parser.add_argument("--time-limit", type=float, default=1.0, help="seconds of work for each plan")
+    parser.add_argument("--time-limit", type=float, default=10.0, help="seconds, of which each plan may take half")
     parser.add_argument("--results", type=Path, help="file of results, continued where it exists")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds after which to stop")
     parser.add_argument("--json", action="store_true", help="print results as JSON")

@@ -36,7 +36,7 @@ from cotenant.predictors import Interference, Load, NoInterference
 COARSE_SCALE_RATIO = 1.02  # replaces SCALE_RATIO while an expensive validation compares plans
 # Alternatives to plan for: fractions of the targets, and of the predicted slowdown less 1. Half of the targets leaves
 # headroom for interference and for random arrivals at once.
-TIGHTENED = ((0.9, 1.0), (0.8, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))
+TIGHTENED = ((0.9, 1.0), (0.8, 1.0), (0.72, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))
 QUICK_TIGHTENED = ((0.8, 0.5), (0.6, 0.0), (0.5, 0.0))  # the same, for the quick planners of a portfolio
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.check import check
+from cotenant.planners.problem import Arrivals
 from cotenant.planning import plan
 from tests.planners.problems import linear
 
@@ -38,6 +41,16 @@ def test_largest_rate_for_even_arrivals_is_no_less_than_for_random_ones(planner:
     even, random = plan(msgspec.structs.replace(rate, arrivals="even"), planner), plan(rate, planner)
     assert check(even, rate) == []
     assert even.scale >= random.scale > 0
+
+
+@pytest.mark.parametrize("arrivals", ["even", "poisson"])
+def test_plan_says_whether_the_clock_ended_any_of_its_searches(arrivals: Arrivals) -> None:
+    asked = msgspec.structs.replace(PROBLEM, objective="rate", arrivals=arrivals)
+    seconds = itertools.count()
+    cut_off, whole = plan(asked, clock=lambda: float(next(seconds))), plan(asked, clock=None)
+    assert cut_off.provenance is not None and whole.provenance is not None
+    assert (cut_off.provenance.ended_by, whole.provenance.ended_by == "clock") == ("clock", False)
+    assert check(cut_off, asked) == []
 
 
 def test_problem_with_unknown_arrivals_is_an_error() -> None:

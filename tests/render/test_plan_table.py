@@ -10,6 +10,7 @@ from cotenant.core.device_groups import group_devices
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Model
 from cotenant.core.plan import Device, Partition, Placement, Plan
+from cotenant.core.provenance import Proof, Provenance
 from cotenant.render.plan_layout import MAX_GROUPS
 from cotenant.render.plan_table import WIDTH, plan_bars, plan_table
 from tests.render.plans import PLAN, cells, fleet, shown
@@ -32,6 +33,22 @@ def test_plan_table_with_a_bound_shows_it() -> None:
     assert "plan by geometry: 1 device, 2.50 per hour, proven bound 0.75, 15 % of a device free" in shown(
         plan_table(plan)
     )
+
+
+@pytest.mark.parametrize(
+    ("proven", "unserved", "bound", "words"),
+    [
+        ("optimal", {}, 2.5, "2.50 per hour, proven optimal for evenly spaced requests, 15 % of a device free"),
+        ("infeasible", {"ssd": 3.0}, 2.75, "3 requests/s unserved, proven: no plan serves all"),
+        (None, {"ssd": 3.0}, 2.0, "3 requests/s unserved, a plan that serves all was not found in the time"),
+    ],
+)
+def test_plan_table_says_what_is_proven(
+    proven: Proof | None, unserved: dict[str, float], bound: float, words: str
+) -> None:
+    provenance = Provenance(source="geometry", proven=proven)
+    plan = msgspec.structs.replace(PLAN, bound=bound, unserved=unserved, provenance=provenance)
+    assert words in " ".join(shown(plan_table(plan)).split())
 
 
 def test_plan_bars_of_a_device_are_as_wide_as_shares() -> None:

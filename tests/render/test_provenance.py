@@ -3,9 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from cotenant.core.plan import Plan
-from cotenant.core.provenance import Candidate, Provenance, Validation, WorstAttainment
+from cotenant.core.provenance import Candidate, End, Provenance, Validation, WorstAttainment
 from cotenant.render.provenance import provenance_view
 from tests.render.plans import PLAN, shown
 
@@ -47,6 +48,17 @@ def test_provenance_view_says_what_was_planned_for_and_what_validation_saw() -> 
         " 3 plans simulated in 5 runs"
     ) in lines
     assert "time: candidates 1.5 s, headroom and local search 20 ms, validation 250 ms, SLO budgets 1 ms" in lines
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "words"),
+    [("proof", "by the proof"), ("work", "every run gives this plan"), ("clock", "another run may give another plan")],
+)
+def test_provenance_view_says_what_ended_the_search(ended_by: End, words: str) -> None:
+    (line,) = [
+        line for line in shown(provenance_view(with_provenance(ended_by=ended_by))).splitlines() if "search: " in line
+    ]
+    assert words in line
 
 
 def test_provenance_view_of_a_plan_that_was_not_simulated_says_so() -> None:

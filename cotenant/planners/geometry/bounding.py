@@ -225,6 +225,7 @@ def _cheapest_fleet(
     """Return the cheapest fleet of at least a cost that no certificate excludes; None where there is none."""
     program = highspy.Highs()  # type: ignore[no-untyped-call]
     program.setOptionValue("output_flag", False)
+    program.setOptionValue("threads", 1)
     program.setOptionValue("mip_rel_gap", 0.0)  # a fleet that is only near the cheapest may cost more than a plan
     columns = list(range(len(counts)))
     for k in columns:
