@@ -5,8 +5,8 @@ so it serves any rate up to that. Whether a set of options serves given rates is
 microseconds for thousands of them; making them takes about a second for a kind, once for a problem.
 
 Which options are good depends on what other devices leave to serve. So many such demands are drawn at random, and each
-cutting pattern of the device is filled for each of them, partition by partition, with the model whose demand it serves
-most of. The best patterns of each demand are kept.
+cutting pattern of the device is filled for each of them, partition by partition, with the model, or the two that share
+it in time, whose demand it serves most of. The best patterns of each demand are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, combinations
 from typing import Generic, TypeVar
 
 import msgspec
@@ -39,24 +39,29 @@ from cotenant.predictors import Interference, Load
 
 MAX_CUTS = 20  # shares of a kind that are used, the others left out evenly
 MAX_PATTERNS = 700  # cutting patterns of a device
-DEMANDS, FILLED = 1500, 250_000  # demands drawn, and demands times patterns at most
+DEMANDS, FILLED = 2000, 8_000_000  # demands drawn, and at most demands times patterns times contents
 LEAST_DEMANDS = 200
-KEPT = 2  # patterns for each demand
-MAX_OPTIONS = 1500  # for each kind
-WORKER_COST = 0.005  # of its value, that a pattern is worth less for each partition
+KEPT = 4  # patterns for each demand
+MAX_FILLINGS, MAX_OPTIONS = 6000, 3000  # for each kind: tried, and kept of them
+WORKER_COST = 0.005  # of its value, that a pattern is worth less for each worker
+# Percent of a round that the first of two models may have, and the part of what they sustain alone that two together
+# sustain at least: where targets leave room for small batches only, sharing in time wastes much.
+ROUND_PARTS, LEAST_TOGETHER = (20, 40, 60, 80), 0.8
 ROUNDS = 10  # of the search for batches
+SAMPLED = 300  # fillings that tell what co-location leaves of each model
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Value = TypeVar("Value")
-Filling = tuple[tuple[int, int], ...]  # share (‰) and model of each partition, the largest share first
+Content = tuple[tuple[int, int], ...]  # of a partition: one model or two, and the percent of a round that each has
+Filling = tuple[tuple[int, Content], ...]  # share (‰) and content of each partition, the largest share first
 
 
 class Options(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Hold the options of a fleet's kinds.
 
     partitions: by option, with the rate that each placement sustains. kinds: the index of its kind, by option;
-    capacities: requests/s, by option and model; workers: partitions, by option. sizes: what a device of the best kind
+    capacities: requests/s, by option and model; workers: by option. sizes: what a device of the best kind
     sustains of each model alone, requests/s.
     """
 
@@ -99,32 +104,44 @@ def sustained_partitions(problem: Problem, kind: Kind, filling: Filling) -> tupl
     """Return the partitions of one device with the batches that sustain most; None where a model meets its target with
     no batch, or memory does not suffice.
 
-    filling: share (‰) and model of each. A slowdown that was assumed only rises, until it covers the one that results.
+    A slowdown that was assumed only rises, until it covers the one that results.
     """
-    curves = [_curve(problem, problem.models[model].name, kind.name, share) for share, model in filling]
-    slos = [problem.models[model].slo for _, model in filling]
-    slow = [1.0] * len(filling)
+    curves = [
+        [_curve(problem, problem.models[model].name, kind.name, share) for model, _ in content]
+        for share, content in filling
+    ]
+    rounds = [_round(problem, content) for _, content in filling]
+    slow = [[1.0] * len(content) for _, content in filling]
     for _ in range(ROUNDS):
-        batches = [curve.best_within(slo / (2 * factor)) for curve, slo, factor in zip(curves, slos, slow, strict=True)]
-        if not all(batches):
+        batches = [
+            [curve.best_within(most / factor) for curve, most, factor in zip(own, longest, factors, strict=True)]
+            for own, longest, factors in zip(curves, rounds, slow, strict=True)
+        ]
+        if not all(all(own) for own in batches):
             return None
         loads = [
-            [Load(problem.models[model].name, kind.name, batch, share)]
-            for (share, model), batch in zip(filling, batches, strict=True)
+            [
+                Load(problem.models[model].name, kind.name, batch, share)
+                for (model, _), batch in zip(content, own, strict=True)
+            ]
+            for (share, content), own in zip(filling, batches, strict=True)
         ]
-        actual = [slowdown(problem, load[0], loads[:i] + loads[i + 1 :]) for i, load in enumerate(loads)]
-        if all(a <= s for a, s in zip(actual, slow, strict=True)):
+        actual = [[slowdown(problem, load, loads[:i] + loads[i + 1 :]) for load in own] for i, own in enumerate(loads)]
+        if all(a <= s for own, old in zip(actual, slow, strict=True) for a, s in zip(own, old, strict=True)):
             break
-        slow = [max(a, s) for a, s in zip(actual, slow, strict=True)]
+        slow = [[max(a, s) for a, s in zip(own, old, strict=True)] for own, old in zip(actual, slow, strict=True)]
     else:
         return None
-    needs = [(load.share, footprint(problem, kind.name, load.model, load.batch)) for (load,) in loads]
+    needs = [
+        (own[0].share, sum(footprint(problem, kind.name, load.model, load.batch) for load in own)) for own in loads
+    ]
     if not fits_memory(kind, needs):
         return None
-    return tuple(
-        Partition(share=load.share, placements=(_placement(load, factor * curve.seconds[load.batch - 1]),))
-        for (load,), factor, curve in zip(loads, actual, curves, strict=True)
-    )
+    latencies = [
+        [factor * curve.seconds[load.batch - 1] for load, curve, factor in zip(own, known, factors, strict=True)]
+        for own, known, factors in zip(loads, curves, actual, strict=True)
+    ]
+    return tuple(_partition(own, took) for own, took in zip(loads, latencies, strict=True))
 
 
 def partitions_in_force(problem: Problem, kind: Kind, device: Device) -> tuple[Partition, ...] | None:
@@ -149,7 +166,7 @@ def partitions_in_force(problem: Problem, kind: Kind, device: Device) -> tuple[P
     names = [model.name for model in problem.models]
     if all(list(draft.procs.values()) == [1] for draft in drafts):
         return sustained_partitions(
-            problem, kind, tuple((draft.share, names.index(next(iter(draft.rates)))) for draft in drafts)
+            problem, kind, tuple((draft.share, _alone(names.index(next(iter(draft.rates))))) for draft in drafts)
         )
     if any(
         not latency_curve(problem, model, kind.name, draft.share, procs)[batch - 1 : batch]
@@ -213,8 +230,27 @@ def _curve(problem: Problem, model: str, kind: str, share: int) -> _Curve:
     return _best_batches(latency_curve(problem, model, kind, share))
 
 
-def _placement(load: Load, latency: float) -> Placement:
-    return Placement(model=load.model, batch=load.batch, rate=load.batch / latency, duty=latency, latency=latency)
+def _alone(model: int) -> Content:
+    return ((model, 100),)
+
+
+def _round(problem: Problem, content: Content) -> list[float]:
+    """Return the seconds that a batch of each model of a partition may take: its part of the longest round D that with
+    a batch of any of them is within its target, D · (1 + part) ≤ SLO."""
+    longest = min(problem.models[model].slo / (1 + percent / 100) for model, percent in content)
+    return [longest * percent / 100 for _, percent in content]
+
+
+def _partition(loads: Sequence[Load], latencies: Sequence[float]) -> Partition:
+    """Return a partition with the rates that it sustains."""
+    duty = sum(latencies)
+    return Partition(
+        share=loads[0].share,
+        placements=tuple(
+            Placement(model=load.model, batch=load.batch, rate=load.batch / duty, duty=duty, latency=latency)
+            for load, latency in zip(loads, latencies, strict=True)
+        ),
+    )
 
 
 @functools.lru_cache(8)
@@ -236,14 +272,18 @@ def _options(
                     made[filling] = built
                 else:
                     filling = filling[:-1]
-        kept = _undominated(tuple(made.values()), names)
+        kept = _undominated(tuple(made.values()), names)[:MAX_OPTIONS]
         partitions += kept
         kinds += [index] * len(kept)
-        sizes = np.maximum(sizes, _sustained(problem, kind, (kind.cuts[-1],))[:, 0])
+        sizes = np.maximum(sizes, _sustained_alone(problem, kind, kind.cuts[-1]))
     capacities = np.array([capacities_of(each, names) for each in partitions]).reshape(-1, len(models))
     sizes = np.maximum(sizes, capacities.max(axis=0, initial=0.0))
     return Options(
-        tuple(partitions), np.array(kinds, dtype=np.int64), capacities, np.array([len(p) for p in partitions]), sizes
+        tuple(partitions),
+        np.array(kinds, dtype=np.int64),
+        capacities,
+        np.array([sum(len(part.placements) for part in each) for each in partitions], dtype=np.int64),
+        sizes,
     )
 
 
@@ -258,77 +298,131 @@ def _undominated(options: Sequence[tuple[Partition, ...]], names: Sequence[str])
     return kept
 
 
-def _sustained(problem: Problem, kind: Kind, cuts: Sequence[int]) -> Floats:
-    """Return the requests/s that models sustain alone, by model and cut."""
-    rates = []
-    for model in problem.models:
-        curves = [_curve(problem, model.name, kind.name, share) for share in cuts]
-        batches = [curve.best_within(model.slo / 2) for curve in curves]
-        rates.append([batch and batch / curve.seconds[batch - 1] for curve, batch in zip(curves, batches, strict=True)])
-    return np.array(rates, dtype=float).reshape(len(problem.models), len(cuts))
+class _Uses(msgspec.Struct, frozen=True):
+    """Hold what a partition of one share may run. models: the two of each content, the same twice where it is alone;
+    rates: requests/s that each sustains alone on the device, 0 for the second of one."""
+
+    contents: list[Content]
+    models: tuple[Ints, Ints]
+    rates: tuple[Floats, Floats]
+
+
+def _sustained_alone(problem: Problem, kind: Kind, share: int) -> Floats:
+    """Return the requests/s that models sustain alone, by model."""
+    curves = [_curve(problem, model.name, kind.name, share) for model in problem.models]
+    batches = [curve.best_within(model.slo / 2) for curve, model in zip(curves, problem.models, strict=True)]
+    rates = [batch and batch / curve.seconds[batch - 1] for curve, batch in zip(curves, batches, strict=True)]
+    return np.array(rates, dtype=float)
+
+
+def _uses(problem: Problem, kind: Kind, share: int) -> _Uses:
+    """Return what a partition of a share may run: a model, or two that share it in time where that wastes little."""
+    most = _sustained_alone(problem, kind, share)
+    able = np.flatnonzero(most).tolist()
+    contents = [_alone(model) for model in able]
+    rates = [(float(most[model]), 0.0) for model in able]
+    for first, second in combinations(able, 2):
+        curves = [_curve(problem, problem.models[model].name, kind.name, share) for model in (first, second)]
+        for percent in ROUND_PARTS:
+            content = (first, percent), (second, 100 - percent)
+            batches = [
+                curve.best_within(seconds) for curve, seconds in zip(curves, _round(problem, content), strict=True)
+            ]
+            if not all(batches):
+                continue
+            duty = sum(curve.seconds[batch - 1] for curve, batch in zip(curves, batches, strict=True))
+            if batches[0] / most[first] + batches[1] / most[second] >= LEAST_TOGETHER * duty:
+                contents.append(content)
+                rates.append((batches[0] / duty, batches[1] / duty))
+    return _Uses(
+        contents,
+        (
+            np.array([content[0][0] for content in contents], dtype=np.int64),
+            np.array([content[-1][0] for content in contents], dtype=np.int64),
+        ),
+        (np.array([own for own, _ in rates]), np.array([own for _, own in rates])),
+    )
 
 
 def _fillings(problem: Problem, kind: Kind) -> list[Filling]:
-    """Return the patterns of a kind with models, those that suit most demands first."""
+    """Return the patterns of a kind with what they run, those that suit most demands first."""
     patterns = cutting_patterns(kind)
-    cuts = sorted({share for pattern in patterns for share in pattern})
-    if not cuts:
+    uses = {
+        share: _uses(problem, kind, share) for share in sorted({share for pattern in patterns for share in pattern})
+    }
+    alone = np.zeros(len(problem.models))
+    for share in uses:
+        alone = np.maximum(alone, _sustained_alone(problem, kind, share))
+    if not alone.any():
         return []
-    sustained = _sustained(problem, kind, cuts)
-    whole = sustained.max(axis=1)
-    if not whole.any():
-        return []
-    found = _suitable(patterns, cuts, sustained)
+    found = _suitable(patterns, uses, alone, np.ones(len(alone)))
     if problem.interference.interferes:  # a second time, with what co-location leaves of each model
-        sums = np.zeros((2, len(whole)))
-        for filling in found[: MAX_OPTIONS // 5]:
-            for partition, (share, model) in zip(
+        sums = np.zeros((2, len(alone)))
+        for filling in found[:SAMPLED]:
+            for partition, (share, content) in zip(
                 sustained_partitions(problem, kind, filling) or (), filling, strict=False
             ):
-                sums[0, model] += partition.placements[0].rate
-                sums[1, model] += sustained[model, cuts.index(share)]
+                use = uses[share]
+                index = use.contents.index(content)
+                for placement, (model, _), rates in zip(partition.placements, content, use.rates, strict=False):
+                    sums[:, model] += placement.rate, rates[index]
         slowed = np.where(sums[1] > 0, sums[0] / np.maximum(sums[1], 1e-9), 1.0)
-        found = _suitable(patterns, cuts, sustained * slowed[:, None])
+        found = _suitable(patterns, uses, alone * slowed, slowed)
     return found
 
 
-def _suitable(patterns: Sequence[tuple[int, ...]], cuts: Sequence[int], sustained: Floats) -> list[Filling]:
-    """Return the patterns that serve most of demands drawn at random, and the model of each partition.
+def _suitable(
+    patterns: Sequence[tuple[int, ...]], uses: dict[int, _Uses], whole: Floats, slowed: Floats
+) -> list[Filling]:
+    """Return the patterns that serve most of demands drawn at random, and what each partition runs.
 
-    sustained: requests/s, by model and cut.
+    uses: by share. whole: what a device sustains of each model, requests/s; slowed: the part that co-location leaves.
     """
-    count = int(np.clip(FILLED // len(patterns), LEAST_DEMANDS, DEMANDS))
+    contents = max(len(use.contents) for use in uses.values())
+    count = int(np.clip(FILLED // (len(patterns) * contents), LEAST_DEMANDS, DEMANDS))
     rng = np.random.default_rng(0)
-    whole = sustained.max(axis=1)
     worth = np.where(whole > 0, 1 / np.maximum(whole, 1e-9), 0.0) * np.exp(
         0.2 * rng.standard_normal((count, len(whole)))
     )
     spread = rng.choice((0.2, 0.5, 1.0), (count, 1))
     parts = rng.gamma(np.broadcast_to(spread, (count, len(whole))))
     demand = whole * parts / np.maximum(parts.sum(axis=1, keepdims=True), 1e-9) * rng.uniform(0.4, 2.5, (count, 1))
-    column = {share: n for n, share in enumerate(cuts)}
+    worths = {share: [worth[:, models] for models in use.models] for share, use in uses.items()}
     values = np.zeros((len(patterns), count))
-    models: list[Ints] = []
+    chosen: list[list[Ints]] = []
     rows = np.arange(count)
     for n, pattern in enumerate(patterns):
-        left, chosen = demand.copy(), []
+        left, picked, workers = demand.copy(), [], np.zeros(count)
         for share in pattern:
-            most = sustained[:, column[share]]
-            # What nobody asks for counts a little, so that no partition is left empty.
-            gains = worth * (np.minimum(left, most) + 1e-3 * most)
-            model = gains.argmax(axis=1)
-            values[n] += gains[rows, model]
-            left[rows, model] = np.maximum(0.0, left[rows, model] - most[model])
-            chosen.append(model)
-        values[n] *= 1 - WORKER_COST * len(pattern)
-        models.append(np.stack(chosen))
+            use = uses[share]
+            if not use.contents:
+                picked.append(np.full(count, -1))
+                continue
+            gains = np.zeros((count, len(use.contents)))
+            for models, rates, own in zip(use.models, use.rates, worths[share], strict=True):
+                most = rates * slowed[models]
+                # What nobody asks for counts a little, so that no partition is left empty.
+                gains += own * (np.minimum(left[:, models], most) + 1e-3 * most)
+            content = gains.argmax(axis=1)
+            values[n] += gains[rows, content]
+            for models, rates in zip(use.models, use.rates, strict=True):
+                model = models[content]
+                left[rows, model] = np.maximum(0.0, left[rows, model] - (rates * slowed[models])[content])
+            workers += 1 + (use.rates[1][content] > 0)
+            picked.append(content)
+        values[n] *= 1 - WORKER_COST * workers
+        chosen.append(picked)
     best = np.argsort(-values, axis=0, kind="stable")[:KEPT]
     times: Counter[Filling] = Counter()
     for row in rows.tolist():
         for n in best[:, row].tolist():
-            pairs = zip(patterns[n], models[n][:, row].tolist(), strict=True)
-            times[tuple(sorted(pairs, key=lambda pair: (-pair[0], pair[1])))] += 1
-    return [filling for filling, _ in times.most_common(MAX_OPTIONS)]
+            filling = [
+                (share, uses[share].contents[content])
+                for share, content in zip(patterns[n], (each[row] for each in chosen[n]), strict=True)
+                if content >= 0
+            ]
+            times[tuple(sorted(filling, key=lambda part: (-part[0], part[1])))] += 1
+    return [filling for filling, _ in times.most_common(MAX_FILLINGS)]
 
 
 def _patterns(kind: Kind, cuts: Sequence[int], chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -24,7 +24,7 @@ CHOICES = DEVICES * EACH
 MOST_MOVES = 10  # of an episode
 # Moves of two devices at once: devices of which pairs are tried, options of the first of a pair, and the part of what
 # is unserved that such a move must serve.
-PAIRED, SHORTLIST, GAINED = 4, 8, 1e-4
+PAIRED, SHORTLIST, GAINED = 4, 5, 1e-4
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
@@ -158,24 +158,33 @@ class DeviceStates:
         order = np.argsort(needed, kind="stable")
         return sorted(order[np.isfinite(needed[order])][:most].tolist())
 
-    def best_pair(self, first: int, second: int) -> tuple[float, tuple[int, int]]:
-        """Return the part of all requests/s that is unserved at least once two devices have other options, and these.
+    def best_pair(self, first: int, second: int, beat: float = math.inf) -> tuple[float, tuple[int, int]]:
+        """Return the part of all requests/s that is unserved at least once two devices have other options, and these;
+        1 and no options where none can leave less than `beat`.
 
-        Of the first device only the options that serve most work are looked at, of the second all.
+        Of the first device only the options that serve most are looked at, of the second all that may leave less than
+        `beat` beside one of them: together two options serve at most the sum of what each serves alone.
         """
+        none = 1.0, (-1, -1)
         others = self.capacities.sum(axis=0) - self.capacities[first] - self.capacities[second]
         needed = np.maximum(0.0, self.rates - others).astype(np.float32)
         start, capacities = self.options.of_kind(int(self.kinds[first]))
         second_start, of_second = self.options.of_kind(int(self.kinds[second]))
         if not capacities.size or not of_second.size:
-            return 1.0, (-1, -1)
-        work = self._of_work.astype(np.float32) @ np.minimum(needed[:, None], capacities)
-        count = min(SHORTLIST, len(work))
-        chosen = np.argpartition(-work, count - 1)[:count]
+            return none
+        ones = np.ones(len(needed), dtype=np.float32)
+        served = ones @ np.minimum(needed[:, None], capacities)
+        count = min(SHORTLIST, len(served))
+        chosen = np.argpartition(-served, count - 1)[:count]
+        of_other = served if of_second is capacities else ones @ np.minimum(needed[:, None], of_second)
+        least = needed.sum() - min(beat * self._asked, needed.sum()) - served[chosen].max()
+        able = np.flatnonzero(of_other > least)
+        if not len(able):
+            return none
         left = np.maximum(0.0, needed[:, None] - capacities[:, chosen])
-        unserved = left.sum(axis=0)[:, None] - served_of(left, of_second)
+        unserved = left.sum(axis=0)[:, None] - served_of(left, of_second[:, able])
         row, column = divmod(int(unserved.argmin()), unserved.shape[1])
-        return float(unserved[row, column]) / self._asked, (start + int(chosen[row]), second_start + column)
+        return float(unserved[row, column]) / self._asked, (start + int(chosen[row]), second_start + int(able[column]))
 
     def _potential(self) -> float:
         return -math.log(self.unserved + SMALL)
@@ -237,7 +246,7 @@ def moved_by_pairs(states: DeviceStates, sweeps: int) -> DeviceStates:
                 return states
             if pair in fruitless:
                 continue
-            unserved, options = states.best_pair(*pair)
+            unserved, options = states.best_pair(*pair, left * (1 - GAINED))
             if unserved < left * (1 - GAINED):
                 for device, option in zip(pair, options, strict=True):
                     states.make(device, option)

@@ -26,6 +26,10 @@ from cotenant.predictors import ConstantMargin
 from tests.planners.inss.cases import TENTHS, two_devices
 
 
+def alone(model: int) -> tuple[tuple[int, int], ...]:
+    return ((model, 100),)
+
+
 def slowed(factor: float = 1.2, **options: object) -> Problem:
     return msgspec.structs.replace(two_devices(**options), interference=ConstantMargin(factor))  # type: ignore[arg-type]
 
@@ -62,11 +66,35 @@ def test_batches_are_those_that_sustain_most_under_the_slowdown() -> None:
     """Alone the best batch within 50 ms on half of a device is 23 ((2 + 23) · 2 ms); 1.2 times as slow it is 18."""
     assert max_throughput_batch(latency_curve(two_devices(), "a", "k", 500), 0.1)[0] == 23
     problem = slowed()
-    made = sustained_partitions(problem, problem.fleet[0], ((500, 0), (500, 1)))
+    made = sustained_partitions(problem, problem.fleet[0], ((500, alone(0)), (500, alone(1))))
     assert made is not None and [part.placements[0].batch for part in made] == [18, 18]
     assert made[0].placements[0].rate == pytest.approx(18 / (1.2 * 0.040))
-    alone = sustained_partitions(problem, problem.fleet[0], ((500, 0),))
-    assert alone is not None and alone[0].placements[0].batch == 23
+    single = sustained_partitions(problem, problem.fleet[0], ((500, alone(0)),))
+    assert single is not None and single[0].placements[0].batch == 23
+
+
+def test_two_models_of_a_partition_have_their_parts_of_the_longest_round_within_their_targets() -> None:
+    """A round with 60 % for `a` may take 100 / 1.6 = 62.5 ms: 37.5 and 25 ms on the whole device."""
+    problem = two_devices()
+    made = sustained_partitions(problem, problem.fleet[0], ((1000, ((0, 60), (1, 40))),))
+    assert made is not None
+    (partition,) = made
+    curves = [latency_curve(problem, name, "k", 1000) for name in "ab"]
+    expected = [
+        max(b for b, took in enumerate(curve, 1) if took <= most)
+        for curve, most in zip(curves, (0.0375, 0.025), strict=True)
+    ]
+    assert [p.batch for p in partition.placements] == expected
+    duty = sum(curve[batch - 1] for curve, batch in zip(curves, expected, strict=True))
+    assert [p.rate for p in partition.placements] == pytest.approx([batch / duty for batch in expected])
+
+
+def test_options_have_models_that_share_a_partition_where_that_wastes_little() -> None:
+    """With a target of 12 ms only small batches leave room for another model's, so that none do."""
+    shared = [len(part.placements) == 2 for each in options_of(two_devices()).partitions for part in each]
+    assert any(shared) and not all(shared)
+    tight = two_devices(slo=0.012)
+    assert not any(len(part.placements) > 1 for each in options_of(tight).partitions for part in each)
 
 
 def test_options_within_little_memory_have_fewer_partitions() -> None:
@@ -155,6 +183,8 @@ def test_best_pair_is_the_best_of_all_pairs_where_every_option_is_looked_at(monk
     both = options.capacities[:, None] + options.capacities[None]
     expected = np.maximum(0.0, rates - both).sum(axis=2).min() / rates.sum()
     assert unserved == pytest.approx(expected, abs=1e-5)
+    assert states.best_pair(0, 1, beat=unserved + 1e-6) == (unserved, (first, second))
+    assert states.best_pair(0, 1, beat=-1.0) == (1.0, (-1, -1)), "no pair leaves less than nothing"
     states.make(0, first)
     states.make(1, second)
     assert states.unserved == pytest.approx(expected, abs=1e-5)
