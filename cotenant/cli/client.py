@@ -143,12 +143,12 @@ def post(address: Address, path: str, body: bytes = b"", timeout: float | None =
 
 
 def error_message(response: HttpResponse) -> str:
-    """Return the message of an error response: that of its JSON body, or the body as it is."""
+    """Return the message of an error response. A body that is not the JSON of such a server, such as a page of another
+    program, is left out."""
     try:
         return str(msgspec.json.decode(response.body, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
-        text = response.body.decode(errors="replace")
-        return f"{response.status} {response.reason}{': ' if text else ''}{text}"
+        return f"the answer is {response.status} {response.reason}; is --address that of a Cotenant server?"
 
 
 def fetch_status(address: Address) -> Status:

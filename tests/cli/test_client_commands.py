@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,23 @@ def _check_rejections(program: Program, server: Served) -> None:
     ):
         message_shown = program.refuses("infer", *arguments.split(), "-a", server.address)
         assert message_shown.startswith(message)
+
+
+class OtherProgram(BaseHTTPRequestHandler):
+    """Answer every request with 501 and a page of HTML."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("command", ["models list", "models load m", "jobs list", "infer m --random", "reload"])
+def test_command_to_a_server_of_something_else_says_so_in_one_line(program: Program, command: str) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), OtherProgram) as other:
+        threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
+        said = program(*command.split(), "-a", f"127.0.0.1:{other.server_port}")
+        other.shutdown()
+    assert said.code == 1 and said.err.count("\n") == 1
+    assert "the answer is 501 Unsupported method" in said.err and "is --address that of a Cotenant server?" in said.err
 
 
 def test_status_command_with_watch_repeats_until_interrupted(folder: Path) -> None:
