@@ -71,7 +71,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
         (
             "objective =",
             "zzz =",
-            "unknown key 'zzz'; known here: profiles, models, applications, devices, objective, interference",
+            "unknown key 'zzz'; available: profiles, models, applications, devices, objective, interference",
         ),
         ('"108ms"', "108", 'models[0].slo: \'108\' has no unit of time; write it as "25ms" or "1.5s"'),
         ('"108ms"', '"0ms"', "models[0].slo: a target of '0ms' must be above 0"),
@@ -132,11 +132,11 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
             "models[0].name: 'resnet' has no profile on 'v100'; measure one with `cotenant profile`, or correct the"
             " name: did you mean 'resnet50'?",
         ),
-        ("rate = 200", "rate = 1e300", "models[0].rate: 1e+300 requests/s; what can be planned for is 0, and 1e-06 to"),
+        ("rate = 200", "rate = 1e300", "models[0].rate: 1e+300 requests/s; write 0, or 1e-06 to"),
         (
             "rate = 200",
             "rate = 1e-300",
-            "models[0].rate: 1e-300 requests/s; what can be planned for is 0, and 1e-06 to",
+            "models[0].rate: 1e-300 requests/s; write 0, or 1e-06 to",
         ),
         ("[[models]]", "[models]", "models: found a single table where several are allowed; write its name in two"),
         ('["profiles.csv"]', '"profiles.csv"', "profiles: found text in quotes; write a list in brackets"),
@@ -151,7 +151,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
             "model_repository =",
             "is a server's settings, not a problem: it has a model_repository; give it with --settings",
         ),
-        ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' stands in"),
+        ('["profiles.csv"]', '["profiles.csv", "profiles.csv"]', "profiles: 'resnet50' on 'v100' is in"),
         (
             "[[models]]",
             "[[models",
@@ -189,7 +189,7 @@ def test_read_problem_reads_best_effort_jobs_with_defaults(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("priority = 5", "weight = 5", "jobs[0]: unknown key 'weight'; known here: model, name, batch"),
+        ("priority = 5", "weight = 5", "jobs[0]: unknown key 'weight'; available: model, name, batch"),
         ('"resnet50"', '"resnet"', "jobs[0].model: 'resnet' has no profile on 'v100'; profile its steps as a model"),
         ("batch = 1", "batch = 512", "jobs[0].batch: 512 is more than was profiled of 'resnet50', up to"),
         ("priority = 5", "priority = 0", "jobs[0]: job 'nightly': a priority of 0 must be between 1 and 100"),

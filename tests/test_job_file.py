@@ -129,8 +129,8 @@ def test_settings_of_jobs(tmp_path: Path) -> None:
     [
         ('commands = "all"', "jobs.commands: 'all' is unknown; use 'off' or 'tokens' or 'user'"),
         ('commands = "tokens"', 'jobs.commands: "tokens" needs a file of tokens for control; name it in [tokens]'),
-        ('memory = "1KiB"', "jobs.memory: '1KiB' is less than any process takes; write 256MiB or more"),
-        ("slots = 3", "jobs: unknown key 'slots'; known here: enabled, folder, commands, memory"),
+        ('memory = "1KiB"', "jobs.memory: '1KiB' is less than any process needs; write 256MiB or more"),
+        ("slots = 3", "jobs: unknown key 'slots'; available: enabled, folder, commands, memory"),
     ],
 )
 def test_settings_of_jobs_that_are_wrong_are_refused_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:

@@ -134,7 +134,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("http_prot = 1", "unknown key 'http_prot'; did you mean 'http_port'?"),
-        ("cpu.kernel = 'quota'", "cpu: unknown key 'kernel'; known here: enforcement, reserve, lend, cuts"),
+        ("cpu.kernel = 'quota'", "cpu: unknown key 'kernel'; available: enforcement, reserve, lend, cuts"),
         ("tls = {certificate = 'a', kee = 'b'}", "tls: unknown key 'kee'; did you mean 'key'?"),
         ("http_port = 70000", "http_port: 70000 is not a port; write 0 (any free port) to 65535"),
         ("grpc_port = -1", "grpc_port: -1 is not a port"),
@@ -157,7 +157,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or use model = "holt-winters"'),
         ("forecast.horizon = '0s'", "forecast.horizon: a target of '0s' must be above 0"),
         ("objective = 'speed'", "objective: 'speed' is unknown; use 'devices' or 'rate'"),
-        ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' stands twice; keep one entry"),
+        ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "models[1].name: 'a' appears twice; keep one entry"),
         ("[[models]]\nslo = '1s'", "models[0]: key 'name' is missing"),
     ],
 )

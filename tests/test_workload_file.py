@@ -152,13 +152,13 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
         ("model = 'minilm'\narrivals = 'gama'\nrate = 1", "arrivals 'gama' are unknown; did you mean 'gamma'?"),
         (
             "model = 'minilm'\narrivals = 3",
-            "arrivals 3 are unknown; known here: poisson, gamma, uniform, modulated, curve, steps, wave, hills, "
+            "arrivals 3 are unknown; available: poisson, gamma, uniform, modulated, curve, steps, wave, hills, "
             "minutes, times, closed, single_stream, multi_stream, server, offline",
         ),
         ("model = 'minilm'\nrat = 1", "unknown key 'rat'; did you mean 'rate'? (arrivals = 'poisson')"),
         (
             "model = 'minilm'\nrate = 1\ncv = 2",
-            "unknown key 'cv'; known here: model, arrivals, timeout, scale, rate (arrivals = 'poisson')",
+            "unknown key 'cv'; available: model, arrivals, timeout, scale, rate (arrivals = 'poisson')",
         ),
         ("model = 'minilm'", "key 'rate' is missing (arrivals = 'poisson')"),
         ("model = 'minilm'\nrate = 'much'", "rate: found text in quotes; write a number (arrivals = 'poisson')"),
@@ -174,12 +174,12 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
         ),
         (
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 'end_timestamp'\nnames = ['f']",
-            "names without a key; say with `key` which column they stand in",
+            "names without a key; set `key` to the column that holds them",
         ),
         ("model = 'minilm'\narrivals = 'steps'\nrates = [5]\nevery = '0s'", "steps of 0 s; use more than 0"),
         (
             "model = 'minilm'\narrivals = 'times'\nfile = 'times.csv'\ncolumn = 1\nkey = 2\nnames = []",
-            "names: none; leave it out to take all, or the entry to take nothing",
+            "names: none; leave it out to use all, or leave out the entry to use none",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_read_workload_with_a_wrong_trace_names_its_line(tmp_path: Path) -> None
 
 
 def test_read_workload_with_a_model_twice_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"workload\[1\]: model 'minilm' stands twice; keep one entry$"):
+    with pytest.raises(ConfigError, match=r"workload\[1\]: model 'minilm' appears twice; keep one entry$"):
         read(tmp_path, "[[workload]]\nmodel = 'minilm'\nrate = 1\n" * 2)
 
 
@@ -235,7 +235,7 @@ def test_read_workload_of_a_csv_trace_needs_no_toml(tmp_path: Path) -> None:
     [
         ("time,who\n1,resnet50\n", "t.csv:1: no column 'model' says what was asked for; available: time, who"),
         ("", "t.csv:1: no column 'model' says what was asked for; available: none"),
-        ("model\nresnet50\n", "t.csv:1: no column of times, or of minutes headed 1, 2, …, stands beside 'model'"),
+        ("model\nresnet50\n", "t.csv:1: no column of times, or of minutes headed 1, 2, …, is next to 'model'"),
         ("time,model\n1,resnet\n", "t.csv: model 'resnet' is unknown; did you mean 'resnet50'?"),
         ("model,1,3\nresnet50,1,1\n", "t.csv:1: minute 2 is missing"),
         ("time,model\n2,minilm\n1,minilm\n", "t.csv:3: time goes back by 1 s"),

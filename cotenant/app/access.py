@@ -34,7 +34,7 @@ def read_tokens(path: Path, *, shortest: int = MIN_TOKEN) -> list[str]:
             )
         tokens.append(token)
     if not tokens:
-        raise ConfigError(f"{path}: there is no token; write one a line")
+        raise ConfigError(f"{path}: no token; write one per line")
     return tokens
 
 

@@ -163,7 +163,7 @@ class FrontEndLease:
             if not lost:
                 raise
             owner.uncancel()
-            raise LeaseError(f"{lost}; start it again, and it stands by") from None
+            raise LeaseError(f"{lost}; restart it to stand by") from None
         finally:
             within = False
 

@@ -46,7 +46,7 @@ NO_LOADS = {
     "explicit": "",
     "poll": 'models follow the repository (model_control_mode = "poll"); change it, or use "explicit"',
     "kubernetes": 'models are the cluster\'s (model_control_mode = "kubernetes"); change its ServedModel resources',
-    "none": 'models are those of the start (model_control_mode = "none"); restart the server, or use "explicit"',
+    "none": 'models are fixed at the start (model_control_mode = "none"); restart the server, or use "explicit"',
 }
 
 logger = logging.getLogger(__name__)

@@ -70,7 +70,7 @@ def describe_busy(profiles: Iterable[Profile]) -> str:
     which = f"{next(iter(busy))} was" if len(busy) == 1 else f"{show_count(len(busy), 'model')} were"
     return (
         f"{which} profiled while other programs used {low if low == high else f'{low} to {high}'} % of the processors; "
-        "that is done again on a quiet machine"
+        "it will be profiled again on a quiet machine"
     )
 
 

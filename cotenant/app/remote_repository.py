@@ -56,7 +56,7 @@ class RemoteRepository:
             files.invalidate_cache()
             found = {self._relative(path, root): (path, info) for path, info in files.find(root, detail=True).items()}
             if not found and not files.exists(root):
-                raise ConfigError(f"{self._url}: there is nothing; name a folder of <model>/<version>/model.onnx")
+                raise ConfigError(f"{self._url}: nothing found; name a folder of <model>/<version>/model.onnx")
             return self._copy(files, found)
         except ConfigError:
             raise

@@ -86,7 +86,7 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
         violations = check(plan, slowed)
     if not violations:
         return msgspec.structs.replace(deployment, plan=plan, problem=asked, slowdowns=learnt.slowdowns)
-    logger.info("the plan of the last run is not valid any more: %s", violations[0])
+    logger.info("the plan of the last run is no longer valid: %s", violations[0])
     return None
 
 

@@ -48,4 +48,4 @@ def check_reloadable(current: Settings, wanted: Settings) -> None:
     """Raise ConfigError where other settings need a restart of the server."""
     changed = [name for name in Settings.__struct_fields__ if getattr(current, name) != getattr(wanted, name)]
     if fixed := [name for name in changed if name not in RELOADABLE]:
-        raise ConfigError(f"what the server was started with cannot change: {', '.join(fixed)}; restart the server")
+        raise ConfigError(f"cannot change while the server runs: {', '.join(fixed)}; restart the server")

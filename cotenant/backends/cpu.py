@@ -85,7 +85,7 @@ class Cpu:
         return f"{self.capacity:.3f} processor seconds per second on {len(self.cores)} cores"
 
     def isolation(self) -> str:
-        lent = "; what others leave idle is lent" if self._lend else ""
+        lent = "; idle share is lent" if self._lend else ""
         if self._enforcement == "quota":
             by = "CPU weights" if self._lend else "quotas in periods of 10 ms"
             return f"CPU limits: cgroup {by}, enforced by the kernel{lent}"

@@ -86,7 +86,7 @@ def submit(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Submit a job: --train, --infer, a job file, or a command after `--`. Options stand above those of a file."""
+    """Submit a job: --train, --infer, a job file, or a command after `--`. Options override those of a file."""
     from cotenant.cli.client import endpoint
     from cotenant.cli.jobs_client import submit_job
     from cotenant.config.jobs import parse_deadline, read_job
@@ -166,7 +166,7 @@ def _check_options(kind: str, fitting: Collection[str], options: Mapping[str, Pa
 def list_jobs(
     address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """List the jobs with what they got, and why they wait."""
+    """List the jobs, the share that they have used, and why they wait."""
     from cotenant.cli.client import endpoint
     from cotenant.cli.jobs_client import fetch_jobs
     from cotenant.render.jobs_table import job_notes, jobs_table
@@ -194,7 +194,7 @@ def show(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Show where a job stands: progress, what it got and what it costs serving."""
+    """Show a job: progress, share used, and effect on serving."""
     from cotenant.cli.client import endpoint
     from cotenant.cli.jobs_client import fetch_job
     from cotenant.render.jobs_table import job_details
@@ -214,7 +214,7 @@ def follow(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Follow a job until it ends: its output, and a bar of its steps. Exits with 1 where it does not succeed."""
+    """Follow a job until it ends: print its output and progress. Exits with 1 if it does not succeed."""
     from cotenant.cli.client import endpoint
 
     _follow(endpoint(address, token_file, ca_file), job, json=json)
@@ -228,7 +228,7 @@ def pause(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Give a job nothing until it is resumed; its process stays while there is memory for it."""
+    """Pause a job: it gets no share until it is resumed; its process stays while there is memory for it."""
     _control("pause", job, address, token_file, ca_file, json=json)
 
 
@@ -240,7 +240,7 @@ def resume(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Let a paused job go on."""
+    """Resume a paused job."""
     _control("resume", job, address, token_file, ca_file, json=json)
 
 
@@ -252,7 +252,7 @@ def cancel(
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
-    """Have a job end: it is told, and killed after its grace."""
+    """Cancel a job: ask it to stop, and kill it after its grace period."""
     _control("cancel", job, address, token_file, ca_file, json=json)
 
 

@@ -242,7 +242,7 @@ def warn_estimates(plan: Plan, problem: Problem) -> None:
             print_labelled(
                 "smoothed",
                 f"{show_count(len(raised), 'point')} of {model} on {kind}, most of all a batch of {point.batch} on"
-                f" {point.share / 10:g} %, which counts as {show_seconds(seconds)} and was measured as"
+                f" {point.share / 10:g} %, counted as {show_seconds(seconds)}, but measured as"
                 f" {show_seconds(point.latency)}: fewer rows or a larger share took longer; profile it again",
             )
     loads = [

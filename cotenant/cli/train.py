@@ -51,8 +51,8 @@ def train(
 ) -> None:
     """Train the policy of planner inss or inss-plus on a problem. Takes minutes on one core.
 
-    A policy of inss is for the devices, models and rates of the problem. One of inss-plus decides for any; --steps,
-    --low and --high mean nothing to it.
+    A policy of inss is for the devices, models and rates of the problem. One of inss-plus works for any; --steps,
+    --low and --high have no effect on it.
     """
     if planner not in TRAINED:
         raise ConfigError(f"--planner {planner}: not trainable; use {check_exclusive(TRAINED)}")

@@ -45,7 +45,7 @@ def read_job_settings(entry: JobsEntry, place: str, base: Path, *, has_tokens: b
         raise ConfigError(f'{place}.commands: "tokens" needs a file of tokens for control; name it in [tokens]')
     memory = units.parse_memory(entry.memory, f"{place}.memory")
     if memory < 1 << 20:
-        raise ConfigError(f"{place}.memory: {entry.memory!r} is less than any process takes; write 256MiB or more")
+        raise ConfigError(f"{place}.memory: {entry.memory!r} is less than any process needs; write 256MiB or more")
     return JobSettings(
         enabled=entry.enabled,
         folder=None if entry.folder is None else base / entry.folder,
@@ -115,7 +115,7 @@ def parse_deadline(text: str, place: str, now: datetime) -> float:
     if time is None:
         raise ConfigError(f'{place}: {text!r} is not a time; write "06:00", "2h" or "2026-12-01T06:00"')
     if time <= now:
-        raise ConfigError(f"{place}: {text!r} has passed; write a time to come")
+        raise ConfigError(f"{place}: {text!r} has passed; write a future time")
     return time.timestamp()
 
 

@@ -96,7 +96,7 @@ def read_problem(path: Path | str) -> Problem:
         known = read_profiles_file(path.parent / name, skip_zero_latency=file.skip_zero_latency)
         for key, profile in known.items():
             if key in profiles:
-                raise ConfigError(f"{path}: profiles: {key[0]!r} on {key[1]!r} stands in {name!r} and in one before it")
+                raise ConfigError(f"{path}: profiles: {key[0]!r} on {key[1]!r} is in {name!r} and in an earlier file")
             profiles[key] = profile
     applications = tuple(
         read_application(entry, f"{path}: applications[{i}]") for i, entry in enumerate(file.applications)

@@ -334,7 +334,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
 def _check_once(names: Sequence[str], place: str, key: str) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise ConfigError(f"{place}[{i}].{key}: {name!r} stands twice; keep one entry")
+            raise ConfigError(f"{place}[{i}].{key}: {name!r} appears twice; keep one entry")
 
 
 def _repository(file: _SettingsFile, base: Path) -> Path:
@@ -414,7 +414,7 @@ def _bytes(text: str, place: str) -> int:
 def _worker_memory(text: str | None, place: str) -> int | None:
     size = None if text is None else units.parse_memory(text, place)
     if size is not None and size < MIN_WORKER_MEMORY:
-        raise ConfigError(f"{place}: {text!r} is less than a worker takes to start; write 256MiB or more")
+        raise ConfigError(f"{place}: {text!r} is less than a worker needs to start; write 256MiB or more")
     return size
 
 

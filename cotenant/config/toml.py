@@ -101,15 +101,15 @@ def _in_words(what: str) -> str:
         return "found a single table where several are allowed; write its name in two brackets, [[…]]"
     if "float" in wanted and "int" in wanted:
         wanted.remove("int")
-    stands = _WORDS.get(expected["got"], expected["got"])
-    return f"found {stands}; write {' or '.join(_WORDS[name] for name in wanted)}"
+    found = _WORDS.get(expected["got"], expected["got"])
+    return f"found {found}; write {' or '.join(_WORDS[name] for name in wanted)}"
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
     """Return the nearest known name, or all of them."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    return f"did you mean {near[0]!r}?" if near else f"available: {', '.join(known)}"
 
 
 def _keys(type_: type[Any], place: str) -> list[str]:
@@ -163,9 +163,7 @@ def parse_rate(rate: float, place: str) -> float:
     if not 0 <= rate < math.inf:
         raise ConfigError(f"{place}: {rate:g} requests/s; a rate is finite and at least 0")
     if 0 < rate < LEAST_RATE or rate > MOST_RATE:
-        raise ConfigError(
-            f"{place}: {rate:g} requests/s; what can be planned for is 0, and {LEAST_RATE:g} to {MOST_RATE:g}"
-        )
+        raise ConfigError(f"{place}: {rate:g} requests/s; write 0, or {LEAST_RATE:g} to {MOST_RATE:g}")
     return rate
 
 

@@ -156,7 +156,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
         with _at(f"{path}: workload[{index}]"):
             entry = _entry(table)
             if isinstance(entry, _Minutes | _Times) and entry.names == []:
-                raise ConfigError("names: none; leave it out to take all, or the entry to take nothing")
+                raise ConfigError("names: none; leave it out to use all, or leave out the entry to use none")
             entries.append(entry)
     traces = _Traces(path.parent, entries)
     sources: dict[str, Source] = {}
@@ -166,7 +166,7 @@ def read_workload(path: Path | str, names: Collection[str]) -> Workload:
             if entry.model not in names:
                 raise ConfigError(f"model {entry.model!r} is unknown; {nearest_hint(entry.model, names)}")
             if entry.model in sources:
-                raise ConfigError(f"model {entry.model!r} stands twice; keep one entry")
+                raise ConfigError(f"model {entry.model!r} appears twice; keep one entry")
             sources[entry.model] = _source(entry, traces).scaled(entry.scale * file.scale)
             timeouts |= {entry.model: timeout} if (timeout := _timeout(entry)) is not None else {}
     return Workload(sources, timeouts)
@@ -184,7 +184,7 @@ def read_failures(path: Path | str) -> tuple[Failure, ...]:
             back = math.inf if entry.back is None else _seconds(entry.back, "back")
             parts = tuple(parse_identity(part) for part in entry.parts)
             if entry.noticed is not None and not entry.nodes:
-                raise ConfigError("noticed: it is about nodes, and none are named; leave it out")
+                raise ConfigError("noticed: it applies to nodes, and none are named; leave it out")
             failures.append(
                 Failure(
                     parts=parts,
@@ -202,12 +202,12 @@ def _traced(path: Path, names: Collection[str]) -> Workload:
     known = read_headings(path)
     if MODEL not in known:
         raise ConfigError(
-            f"{path}:1: no column {MODEL!r} says what was asked for; available: {', '.join(known) or 'none'}. Whose"
-            f" requests those of a trace are can be said in a workload's file, with arrivals = 'times' or 'minutes'"
+            f"{path}:1: no column {MODEL!r} says what was asked for; available: {', '.join(known) or 'none'}. A"
+            " workload file can name the model instead, with arrivals = 'times' or 'minutes'"
         )
     others = [heading for heading in known if heading != MODEL]
     if not others:
-        raise ConfigError(f"{path}:1: no column of times, or of minutes headed 1, 2, …, stands beside {MODEL!r}")
+        raise ConfigError(f"{path}:1: no column of times, or of minutes headed 1, 2, …, is next to {MODEL!r}")
     sources: dict[str, Source] = {}
     if all(heading.strip().isdigit() for heading in others):
         rates: dict[str, Floats] = {}
@@ -267,7 +267,7 @@ class _Traces:
 
     def times(self, entry: _Times) -> TraceSource:
         if entry.names is not None and entry.key is None:
-            raise ConfigError("names without a key; say with `key` which column they stand in")
+            raise ConfigError("names without a key; set `key` to the column that holds them")
         unit, gap = _seconds(entry.unit, "unit"), _seconds(entry.gap, "gap")
         trace = Trace(file=self._base / entry.file, column=entry.column, key=entry.key, unit=unit, gap=gap)
         summary = self._surveys[trace] = self._surveys.get(trace) or TraceSummary.of(trace)
@@ -318,7 +318,7 @@ def _around(rate: float | None, source: Source) -> Source:
     if rate is None:
         return source
     if not source.rate:
-        raise ConfigError(f"rate: nothing is asked for in the trace, and no multiple of that makes {rate:g} requests/s")
+        raise ConfigError(f"rate: the trace has no requests, and no multiple of that makes {rate:g} requests/s")
     return source.scaled(rate / source.rate)
 
 

@@ -111,7 +111,7 @@ class JobService:
         for status in self._attached().statuses():
             if status.job.id == id:
                 return status
-        raise NotFoundError(f"there is no job {id!r}; `cotenant jobs list` shows those that there are")
+        raise NotFoundError(f"no job {id!r}; `cotenant jobs list` shows all")
 
     async def submit_for_caller(self, body: bytes, path: str, proof: str) -> JobStatus:
         """Submit the job that a request asks for, whose caller may control the server.

@@ -115,7 +115,7 @@ def test_front_end_that_is_frozen_gives_up_once_it_wakes(pair: tuple[FrontEnd, F
     first.process.send_signal(signal.SIGCONT)
     assert first.process.wait(timeout=PATIENCE) == 1
     # It says which it found first: that the time was over, or who has the lease.
-    assert "start it again, and it stands by" in first.log.read_text()
+    assert "restart it to stand by" in first.log.read_text()
     assert "Traceback" not in first.log.read_text()
     assert second.serves()
 

@@ -56,7 +56,7 @@ def test_front_end_that_loses_its_lease_lets_go_and_ends(tmp_path: Path, monkeyp
                 pass
             await asyncio.sleep(60)
 
-    with pytest.raises(LeaseError, match=r"^another front end has taken over; start it again, and it stands by$"):
+    with pytest.raises(LeaseError, match=r"^another front end has taken over; restart it to stand by$"):
         asyncio.run(scenario())
     assert fenced == ["another front end has taken over"]
 

@@ -126,7 +126,7 @@ def test_copy_that_breaks_off_leaves_the_file_as_it_was(
 
 
 def test_store_that_is_not_there_is_an_error_in_words(store: tuple[Any, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^memory://.*/nothing: there is nothing; name a folder of"):
+    with pytest.raises(ConfigError, match=r"^memory://.*/nothing: nothing found; name a folder of"):
         RemoteRepository(f"{store[1]}/nothing", tmp_path).synchronise(first=True)
     with pytest.raises(ConfigError, match=r"^nosuch://x: cannot be read: "):
         RemoteRepository("nosuch://x", tmp_path).synchronise(first=True)

@@ -91,7 +91,7 @@ def test_what_cannot_be_submitted_is_refused(folder: Path, settings: Path) -> No
             server.jobs.submit(cotenant.BatchInference(model="identity", input="none", output="out"))
         with pytest.raises(ConfigError, match="deadline: 'soon' is not a time"):
             server.jobs.submit(cotenant.Training(source="digits"), deadline="soon")
-        with pytest.raises(NotFoundError, match="there is no job 'x-1'"):
+        with pytest.raises(NotFoundError, match="no job 'x-1'"):
             server.jobs.cancel("x-1")
         assert server.jobs.list() == ()
         with cotenant.serve(settings) as second, pytest.raises(UnavailableError, match="another server keeps its jobs"):

@@ -150,7 +150,7 @@ def test_what_cannot_be_submitted_is_refused_in_one_line(
 def test_job_that_is_not_there_is_refused(program: Program, front: Front) -> None:
     for verb in ("show", "follow", "pause", "resume", "cancel"):
         refused = program.refuses("jobs", verb, "nope-1", "-a", front.address)
-        assert refused == "there is no job 'nope-1'; `cotenant jobs list` shows those that there are"
+        assert refused == "no job 'nope-1'; `cotenant jobs list` shows all"
 
 
 def test_user_that_cannot_read_the_key_is_told_who_can(program: Program, front: Front) -> None:

@@ -439,7 +439,7 @@ def test_settings_that_are_read_again_keep_the_models_and_bad_ones_do_no_harm(
                 ('planner = "none"\n' + good, "planner: 'none' is unknown"),
                 (
                     "http_port = 1\n" + good.replace("http_port = 0", ""),
-                    "what the server was started with cannot change",
+                    "cannot change while the server runs",
                 ),
                 (good + '\n[[models]]\nname = "lookup"\n', "models are ServedModel resources"),
             ):

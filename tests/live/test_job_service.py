@@ -129,7 +129,7 @@ def test_job_that_is_submitted_is_listed_shown_paused_resumed_and_cancelled(
 def test_job_that_is_not_there_is_not_found(server: HttpServer) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("GET", "/output")):
         answer = ask_later(server, request(method, f"{JOBS}/digits-9{path}"))
-        assert error(answer) == (404, "there is no job 'digits-9'; `cotenant jobs list` shows those that there are")
+        assert error(answer) == (404, "no job 'digits-9'; `cotenant jobs list` shows all")
 
 
 def test_job_that_ended_is_neither_paused_nor_cancelled(server: HttpServer, driver: FakeDriver) -> None:

@@ -298,8 +298,8 @@ def test_token_of_a_caller_is_none_of_another_length_or_scheme() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "there is no token"),
-        ("# only this\n", "there is no token"),
+        ("", "no token; write one"),
+        ("# only this\n", "no token; write one"),
         ("short\n", "line 1 is not a token"),
         ("0123456789abcdef\nquite another secret\n", "line 2 is not a token"),
         ("päßwörter-sind-keine", "line 1 is not a token"),
