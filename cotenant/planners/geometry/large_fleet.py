@@ -34,7 +34,7 @@ LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
-SECOND_DIVE_WORK = 3.0  # of a dive without bundles, over that of one with them
+SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
 
 
 def solve_large_fleet(
@@ -105,11 +105,12 @@ def _covers(
         yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
     starts = [_assembled(context, diver, dive.cover, demand)]
     if SECOND_DIVE_WORK * work <= budget.left():
-        # Bundles leave less to rounding, and fewer ways to share what is left.
-        starts.append(_assembled(context, diver, diver.cover(demand, bundles=False).cover, demand))
-    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.5), demand))
+        # Bundles leave less to rounding, and fewer ways to share what is left. With columns of its own, to differ more.
+        other = Diver(fleet, catalog, singles, context.planning_slots, budget)
+        starts.append(_assembled(context, other, other.cover(demand, bundles=False).cover, demand))
+    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
     # One model on each partition: a small program, whose plans are often hard to beat.
-    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, 0.7), demand))
+    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, 0.8), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 

@@ -14,7 +14,7 @@ from cotenant.planners import Problem
 from cotenant.planners.candidates import objective_value, provenance_of, with_proof, with_provenance
 from cotenant.planners.geometry.budget import COUNTED, Deadline, WorkBudget
 from cotenant.planners.geometry.competitors import ALONE, Competitors
-from cotenant.planners.geometry.context import PlanningContext
+from cotenant.planners.geometry.context import MAX_MODELS_FOR_PAIRS, PlanningContext
 from cotenant.planners.geometry.device_assembly import DeviceGroup
 from cotenant.planners.geometry.large_fleet import solve_large_fleet
 from cotenant.planners.geometry.modes import ModeCatalog
@@ -33,8 +33,9 @@ SECONDS_PER_COMPETITOR_AND_DEVICE = {"bestfit": 2e-6, "squishy": 2e-6, "elastic-
 COMPETITORS_SHARE = 0.05  # of the time limit, which quick planners may take
 TRIES_PER_COMPETITOR = 20  # plans for one multiple of the rates or another, to find the largest that one serves
 MIN_SECONDS = 0.01
-LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate
-PROGRAMS_SHARE = 0.6  # of the work left, for integer programs before devices are spared
+LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate on devices of one kind
+LOCAL_SEARCH_SHARE_OF_MIXED = 0.4  # the same on several kinds, of which integer programs find cheaper fleets
+PROGRAMS_SHARE = 0.7  # of the work left, for integer programs before devices are spared
 FLEET_SEARCH_SHARE = 0.7  # of the work left, for sparing devices
 
 # Names of the sources of plans.
@@ -209,7 +210,10 @@ def _candidates(
     first: accept any plan that serves the rates. thorough: use the full time limit.
     """
     problem = context.problem
+    one_kind = len(context.fleet) == 1
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
+    # Of many models on several kinds, ruin and recreate finds nothing that integer programs do not.
+    small = small and (one_kind or context.maximize_scale or len(context.names) <= MAX_MODELS_FOR_PAIRS)
     quick = (
         [
             (name, planner)
@@ -235,7 +239,7 @@ def _candidates(
             return
         if exhaustive is not None and (exhaustive_plan := exhaustive.feasible(problem)) is not None:
             yield exhaustive_plan.planner, plan_from_devices(context, exhaustive_plan.devices)
-    local_search = context.budget.part(LOCAL_SEARCH_SHARE)
+    local_search = context.budget.part(LOCAL_SEARCH_SHARE if one_kind else LOCAL_SEARCH_SHARE_OF_MIXED)
     for n, catalog in enumerate(context.catalogs):
         budget = context.budget.part(1 / (len(context.catalogs) - n))
         done = small and (
@@ -245,12 +249,12 @@ def _candidates(
             context.budget.spend(sum(_competitor_seconds(context, name) for name, _ in quick))
             yield from ((name, plan_from_devices(context, planner(problem).devices)) for name, planner in quick)
         # On one device integer programs find nothing that ruin and recreate does not; of several kinds, cheaper fleets.
-        done = done and (first or len(context.fleet) == 1)
+        done = done and (first or one_kind)
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
         programs, fleet_search = budget.part(PROGRAMS_SHARE), budget.part(FLEET_SEARCH_SHARE)
-        # A small fleet that serves everything has mostly been found by now: half of the work is for equal parts of it.
-        for_all = programs.part(0.5) if small else programs
+        # A small fleet that serves everything has mostly been found by now: some work is left for equal parts of it.
+        for_all = programs.part(0.7) if small else programs
         yield from _integer_programs(context, catalog, programs, for_all, fleet_search, first=first)
     if exhaustive is not None and not first:
         exhaustive_plan = exhaustive.plan(problem)
