@@ -51,7 +51,7 @@ def test_plan_of_mixed_fleet_costs_no_more_than_one_model_a_partition(recipe: Re
 
 
 def test_plan_of_many_models_serves_all_within_few_percent_of_the_bound() -> None:
-    asked = msgspec.structs.replace(problem(Recipe(seed=15, models=40, devices=200, load=0.6)), time_limit=2.5)
+    asked = msgspec.structs.replace(problem(Recipe(seed=15, models=40, devices=200, load=0.6)), time_limit=1.5)
     plan = geometry.plan(asked)
     assert check(plan, asked) == []
     assert plan.unserved == {}
@@ -62,14 +62,14 @@ def test_plan_of_many_models_serves_all_within_few_percent_of_the_bound() -> Non
 def test_plan_under_a_memory_limit_serves_all() -> None:
     """Twelve models whose workers fill devices of 12 GiB before time does."""
     recipe = Recipe(seed=16, models=12, devices=24, kinds=2, geometry="none", memory=12, load=0.3)
-    asked = msgspec.structs.replace(problem(recipe), time_limit=2.5)
+    asked = msgspec.structs.replace(problem(recipe), time_limit=1.5)
     plan = geometry.plan(asked)
     assert check(plan, asked) == []
     assert plan.unserved == {}
 
 
 def test_plan_of_large_fleet_is_the_same_in_every_run() -> None:
-    asked = msgspec.structs.replace(problem(RECIPES[2][0]), time_limit=2.5)
+    asked = msgspec.structs.replace(problem(RECIPES[2][0]), time_limit=1.0)
     assert geometry.plan(asked) == geometry.plan(asked)
 
 
@@ -102,7 +102,7 @@ def test_plan_stops_by_the_clock_where_the_machine_is_slow() -> None:
 
 
 def test_infeasible_rates_are_proven_and_feasible_ones_are_not() -> None:
-    asked = msgspec.structs.replace(problem(RECIPES[0][0]), time_limit=2.5)
+    asked = msgspec.structs.replace(problem(RECIPES[0][0]), time_limit=1.5)
     plan = geometry.plan(asked)
     assert plan.provenance is not None and plan.provenance.proven != "infeasible"
     more = msgspec.structs.replace(asked, rates={name: 10 * rate for name, rate in asked.rates.items()})
