@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.units import WHOLE
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.covering import (
@@ -36,7 +37,7 @@ Array = NDArray[np.float64]
 MAX_PRICING_ROUNDS = 8  # at the root; fewer below
 MAX_COLUMNS_PER_ROUND = 2000
 REL_PROGRESS = 2e-4  # of the objective, below which pricing stops
-NEAR_ZERO = 1e-6  # part of a model's demand that counts as none
+NEAR_ZERO = 1e-6  # parts of columns, and of a bundle, that count as none
 NEAR_ONE = 1e-4  # by which a part of a column may fall short of 1 and count as whole
 MIN_BUNDLED = 1.8  # partitions in the relaxation from which on a model is covered by bundles
 OVERFLOW = 2.0  # price of a device beyond the counts, over the dearest, while parts of devices are fixed
@@ -197,7 +198,7 @@ class Diver:
             served = np.zeros(len(demand))
             for mode, many in modes.items():
                 served[list(mode.models)] += many * np.array(mode.rates)
-            left = np.where(demand - served > NEAR_ZERO * demand, demand - served, 0.0)
+            left = np.where(demand - served > ROUNDING_TOLERANCE * demand, demand - served, 0.0)
             if not left.any():
                 break
             fleet, free = self._rest(modes, patterns)
@@ -256,7 +257,7 @@ class Diver:
                     for row, part in memory_parts(kind, fleet.memory_limits, mode.memory).items():
                         memory[row] += count * many * part
                     left[list(mode.models)] -= count * many * np.array(mode.rates)
-            left[left <= NEAR_ZERO * demand] = 0.0
+            left[left <= ROUNDING_TOLERANCE * demand] = 0.0
         return _Dived(fixed, relaxed, bundled)
 
     def _next(
@@ -332,7 +333,7 @@ class Diver:
             n = columns[at]
             own = slice(models.starts[n], models.starts[n + 1])
             i = models.index[own]
-            if (remaining[i] > NEAR_ZERO * left[i]).any():
+            if (remaining[i] > ROUNDING_TOLERANCE * left[i]).any():
                 chosen[n] = chosen.get(n, 0) + many
                 remaining[i] -= many * models.value[own]
         for n in reversed(list(chosen)):  # what later ones have made superfluous

@@ -20,10 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.covering import ColumnPool, CoverProgram
 from cotenant.planners.geometry.device_assembly import pack_devices
-from cotenant.planners.geometry.diving import NEAR_ZERO, Cover, Diver
+from cotenant.planners.geometry.diving import Cover, Diver
 from cotenant.planners.geometry.modes import Mode
 
 Array = NDArray[np.float64]
@@ -157,7 +158,7 @@ class FleetSearch:
 
     def _missing(self, served: Array) -> Array:
         missing = np.maximum(self.demand - served, 0.0)
-        missing[missing <= NEAR_ZERO * self.demand] = 0.0
+        missing[missing <= ROUNDING_TOLERANCE * self.demand] = 0.0
         return missing
 
     def _counted(self, devices: Iterable[PlacedDevice]) -> list[int]:

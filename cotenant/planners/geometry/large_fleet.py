@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.plan import Plan
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import Fleet
 from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
-from cotenant.planners.geometry.diving import NEAR_ZERO, Cover, Diver
+from cotenant.planners.geometry.diving import Cover, Diver
 from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.program import solve_milp
@@ -156,7 +157,7 @@ def _assembled(context: PlanningContext, diver: Diver, cover: Cover | None, dema
         if not any(context.memory_limits):
             break
         left = demand - _served(devices, len(demand))
-        left = np.where(left <= NEAR_ZERO * demand, 0.0, left)
+        left = np.where(left <= ROUNDING_TOLERANCE * demand, 0.0, left)
         if not left.any():
             break
         cover = _without(diver, Counter(device.kind for device in devices)).cover(left).cover
@@ -172,7 +173,7 @@ def _completed(context: PlanningContext, catalog: ModeCatalog, diver: Diver, dem
         if (own := tuple(modes[partition] for partition in device.partitions if partition in modes))
     ]
     left = demand - _served(kept, len(demand))
-    left = np.where(left <= NEAR_ZERO * demand, 0.0, left)
+    left = np.where(left <= ROUNDING_TOLERANCE * demand, 0.0, left)
     if not left.any():
         return kept
     used = Counter(device.kind for device in kept)
