@@ -246,10 +246,14 @@ class Controller:
 
     def _exceeds(self, name: str, watch: ModelWatch) -> bool:
         limit, estimate = self._limit(name) * (1 + self.options.tolerance), watch.estimate
-        # Where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
-        new = estimate.before is not None and estimate.exceeds(estimate.before, self.options.changed_threshold)
-        beyond = estimate.rate > limit if new else estimate.exceeds(limit, self.options.threshold)
-        return beyond or max(watch.expected, watch.bursts.needed) > limit
+        beyond = max(watch.expected, watch.bursts.needed) > limit
+        if estimate.before is None:
+            return beyond or estimate.exceeds(limit, self.options.threshold)
+        # The window was chosen for its change, and chance makes one that looks like that sooner than in any other. But
+        # where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
+        threshold = self.options.changed_threshold
+        new = estimate.rate > limit and estimate.exceeds(estimate.before, threshold)
+        return beyond or new or estimate.exceeds(limit, threshold)
 
     def _limit(self, name: str) -> float:
         """Return the requests/s up to which the plan in force serves a model, or was made for."""
