@@ -72,23 +72,13 @@ def _priority_returns() -> bool:
 
 def leave_background(pid: int) -> None:
     """Let all threads of a process run as usual. Harmless where they do, and where there is no such process."""
-    _move_threads(pid, idle=False)
-
-
-def enter_background() -> None:
-    """Move all threads of this process to the background. They may have to stay there."""
-    _move_threads(os.getpid(), idle=True)
-
-
-def _move_threads(pid: int, *, idle: bool) -> None:
     if sys.platform != "linux":
         return
-    before = os.SCHED_OTHER if idle else os.SCHED_IDLE
     with contextlib.suppress(OSError):  # it has just ended
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # so has the thread, or it must stay as it is
-                if os.sched_getscheduler(int(thread.name)) == before:
-                    _set_policy(int(thread.name), idle=idle)
+                if os.sched_getscheduler(int(thread.name)) == os.SCHED_IDLE:
+                    _set_policy(int(thread.name), idle=False)
 
 
 def _may_return() -> bool:

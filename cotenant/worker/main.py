@@ -32,7 +32,7 @@ from cotenant.errors import DeviceError, ModelError, WorkerError
 from cotenant.runtime.lending import BOARD_SIZE, Borrower, LendingBoard, look_interval
 from cotenant.worker import runners
 from cotenant.worker.arena import map_memory
-from cotenant.worker.background import enter_background, in_background
+from cotenant.worker.background import in_background
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
@@ -89,15 +89,13 @@ def work() -> None:
 def _end_process() -> NoReturn:
     """End the process without taking apart its modules, which would take as long as a batch of another worker.
 
-    What Python models have begun ends as it always does: their threads, and what they registered for the exit. What is
-    left is for the kernel to take back memory, milliseconds of a processor, in the background.
+    What Python models have begun ends as it always does: their threads, and what they registered for the exit.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()
-    enter_background()
     os._exit(0)
 
 

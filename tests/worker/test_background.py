@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -109,21 +108,6 @@ def test_process_that_could_not_return_stays_as_it_is(monkeypatch: pytest.Monkey
     monkeypatch.setattr(background, "_set_policy", refuse)
     with in_background():
         assert policy() == os.SCHED_OTHER
-
-
-def test_all_threads_of_a_process_enter_the_background() -> None:
-    program = """
-import os, threading
-from cotenant.worker.background import enter_background
-over = threading.Event()
-other = threading.Thread(target=over.wait)
-other.start()
-enter_background()
-print(os.sched_getscheduler(0) == os.sched_getscheduler(other.native_id) == os.SCHED_IDLE)
-over.set()
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "True", ended
 
 
 def test_leaving_is_harmless_where_the_process_is_gone() -> None:

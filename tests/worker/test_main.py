@@ -63,18 +63,6 @@ print("went on")
     assert sorted(ended.stdout.split()) == ["printed", "registered", "thread"] and not ended.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
-def test_process_ends_in_the_background() -> None:
-    program = """
-import os
-from cotenant.worker import main
-main.os._exit = lambda code: print(os.sched_getscheduler(0) == os.SCHED_IDLE, code)
-main._end_process()
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["True", "0"]
-
-
 def test_lane_is_served_by_the_thread_that_ended_one_last() -> None:
     served: list[tuple[int, int]] = []
     started, ends = queue.SimpleQueue[int](), {number: threading.Event() for number in range(5)}
