@@ -22,12 +22,14 @@ from cotenant.planners import Problem, load_planner
 from cotenant.planners.rates import at_rates
 from cotenant.sim.run import simulate
 from experiments.inss import cluster
+from experiments.inss.bda_gpulet import with_decided_batches
 from experiments.inss.trained import Training, problem_of, trained
 
 MOMENTS, STEP = 5, 0.1  # STEP: of a rate's range
 SECONDS = 5.0  # simulated at each moment
 
 INSS, INSS_NI, GPULET, GSLICE, IGNITER, OURS = "InSS", "InSS-ni", "gpulet", "GSLICE", "iGniter", "geometry"
+BDA_GPULET = "BDA-Gpulet"  # gpulet with the batches of InSS' Algorithm 1
 PLANNERS = {GPULET: "elastic", GSLICE: "gslice", IGNITER: "igniter", OURS: "geometry"}
 
 
@@ -74,12 +76,15 @@ def evaluate(system: System) -> list[Moment]:
     """Plan and simulate at every moment."""
     truth = cluster.problem(system.models, system.devices)
     asked = _asked(system)
-    planner = load_planner(PLANNERS.get(system.name, "inss"))
+    planner = load_planner(PLANNERS.get(GPULET if system.name == BDA_GPULET else system.name, "inss"))
     moments: list[Moment] = []
     current: Plan | None = None
     for number in range(MOMENTS):
         rates = rates_at(truth, number)
-        plan = planner(msgspec.structs.replace(at_rates(asked, rates), current=current))
+        problem = at_rates(asked, rates)
+        plan = planner(msgspec.structs.replace(problem, current=current))
+        if system.name == BDA_GPULET:
+            plan = with_decided_batches(problem, plan)
         moments.append(_moment(at_rates(truth, rates), plan, current, system.seed + number))
         current = plan
     return moments
@@ -93,7 +98,7 @@ def _asked(system: System) -> Problem:
         )
         return msgspec.structs.replace(problem_of(training), policy=trained(training).policy)
     asked = cluster.problem(system.models, system.devices)
-    if system.name == GPULET:
+    if system.name in (GPULET, BDA_GPULET):
         asked = msgspec.structs.replace(asked, fleet=(msgspec.structs.replace(asked.fleet[0], max_partitions=2),))
     return asked
 

@@ -14,6 +14,7 @@ from statistics import fmean
 import msgspec
 
 from experiments.inss.evaluation import (
+    BDA_GPULET,
     GPULET,
     GSLICE,
     IGNITER,
@@ -32,8 +33,9 @@ from experiments.plotting import Bar, grouped
 TITLE = "throughput, violations and latency, six models on four GPUs (InSS, Figures 15, 17, 19 and 20)"
 SEEDS = 5
 LEARNT = (INSS, INSS_NI)
-GAINS = {GPULET: 28.1, GSLICE: 47.7, IGNITER: 189.7}  # percent by which InSS sustains more
-VIOLATED = {INSS: "under 1", GPULET: "4.4", GSLICE: "4.5", IGNITER: "3.8"}
+# Percent by which InSS sustains more. BDA-Gpulet's follows from its text: 11 % more than gpulet.
+GAINS = {GPULET: 28.1, BDA_GPULET: 100 * (1.281 / 1.11 - 1), GSLICE: 47.7, IGNITER: 189.7}
+VIOLATED = {INSS: "under 1", GPULET: "4.4", BDA_GPULET: "similar to gpulet's", GSLICE: "4.5", IGNITER: "3.8"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 def run(options: Options) -> list[Row]:
     seeds = range(options.seed, options.seed + SEEDS, options.every)
     systems = [System(name=name, seed=seed) for name in LEARNT for seed in seeds]
-    systems += [System(name=name, seed=options.seed) for name in (GPULET, GSLICE, IGNITER, OURS)]
+    systems += [System(name=name, seed=options.seed) for name in (GPULET, BDA_GPULET, GSLICE, IGNITER, OURS)]
     results = run_tasks(evaluate, systems, options, "systems")
     by_name: dict[str, list[list[Moment]]] = {}
     for system, result in zip(systems, results, strict=True):

@@ -10,11 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from cotenant.planners.capacity import DeviceDraft, PartitionDraft, build_plan
+from cotenant.planners.check import check
 from cotenant.planners.inss.cluster import Cluster
 from cotenant.planners.inss.device_options import options_of
 from cotenant.planners.inss.sac import SacOptions
 from cotenant.planners.inss.training import Episode, TrainingOptions, train
 from experiments.inss import (
+    bda_gpulet,
     cluster,
     evaluation,
     fig01,
@@ -33,6 +36,7 @@ from experiments.inss import (
 from experiments.inss.generated import generated
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
+from tests.planners.inss.cases import two_devices
 
 pytestmark = needs_data
 
@@ -130,6 +134,7 @@ def test_systems_are_compared_at_the_same_rates(
     assert all(row.devices <= 4 and 0 <= row.late + row.dropped <= 100 for row in rows.values())
     assert rows["iGniter"].inss_gain == pytest.approx(100 * (rows["InSS"].sustained / rows["iGniter"].sustained - 1))
     assert rows["GSLICE"].resnet50_run > 0
+    assert rows["BDA-Gpulet"].sustained != rows["gpulet"].sustained
     assert "Figure 15" in drawn(fig15, [*rows.values()], tmp_path)
     times = fig16.run(Options())
     assert len(times) == 4 * 2 and len({row.offered for row in times if row.moment == 0}) == 1
@@ -140,6 +145,26 @@ def test_systems_are_compared_at_the_same_rates(
     assert all(row.violated_low <= row.violated <= row.violated_high for row in heavy.values())
     assert heavy["InSS_4"].sustained_low < heavy["InSS_4"].sustained_high
     assert "Figures 21 to 23" in drawn(fig21, [*heavy.values()], tmp_path)
+
+
+def test_batches_of_gpulets_partitions_are_those_of_algorithm_1() -> None:
+    """A batch of b takes 2 + b ms and waits (b - 1) / 300 s to fill: 23 is the largest within 100 ms."""
+    asked = two_devices(rates=(300.0,))
+    planned = build_plan(
+        asked, "p", [DeviceDraft(asked.fleet[0], [PartitionDraft(1000, {"a": 300.0}, batches={"a": 3})])]
+    )
+    decided = bda_gpulet.with_decided_batches(asked, planned)
+    assert [p.batch for p in decided.devices[0].partitions[0].placements] == [23]
+    assert check(decided, asked) == [] and not decided.unserved
+
+
+def test_batches_of_models_that_share_a_partition_keep_each_others_targets_and_rates() -> None:
+    asked = two_devices(rates=(60.0, 600.0))
+    shared = [PartitionDraft(1000, {"a": 60.0, "b": 600.0}, batches={"a": 3, "b": 28})]
+    planned = build_plan(asked, "p", [DeviceDraft(asked.fleet[0], shared)])
+    decided = bda_gpulet.with_decided_batches(asked, planned)
+    before, after = ([p.batch for p in plan.devices[0].partitions[0].placements] for plan in (planned, decided))
+    assert before != after and check(decided, asked) == [] and not decided.unserved
 
 
 def test_decisions_are_timed_of_every_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ In Algorithm 1 as printed, a model counts as served once some batch violated a c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,32 +37,43 @@ def longest_latency(batch: int, seconds: float, rate: float, queued: float) -> f
     return longest
 
 
+def search_batch(seconds: Callable[[int], float], slo: float, rate: float, queued: float) -> int:
+    """Return the largest batch that Algorithm 1 finds for one model, by a binary search; 0 where it finds none.
+
+    seconds: of a batch, infinite for one that is not possible; rate: requests/s; queued: requests that wait already.
+    The search stops where a batch meets the target and sustains too little, as printed, even where a larger one would
+    do (line 10).
+    """
+    low, high, best = 1, MAX_BATCH, 0
+    while low <= high:
+        middle = (low + high) // 2
+        took = seconds(middle)
+        if longest_latency(middle, took, rate, queued) > slo:
+            high = middle - 1
+        elif middle >= rate * took:
+            best, low = middle, middle + 1
+        else:
+            break
+    return best
+
+
 def decide_batches(
     cluster: Cluster, where: Provisioning, rates: Sequence[float], queued: Sequence[float]
 ) -> BatchDecision:
-    """Return the largest batches that Algorithm 1 finds, by a binary search for each model.
-
-    rates, queued: by model. The search stops where a batch meets the target and sustains too little, as printed, even
-    where a larger one would do (line 10).
-    """
+    """Return the largest batches that Algorithm 1 finds. rates, queued: by model."""
     batches = [DEFAULT_BATCH] * len(cluster.models)
     feasible = [False] * len(cluster.models)
     for i, (device, share) in enumerate(zip(where.devices, where.shares, strict=True)):
         if not share:
             continue
         curve = cluster.curve(i, device, share)
-        low, high, best = 1, MAX_BATCH, 0
-        while low <= high:
-            middle = (low + high) // 2
-            seconds = math.inf
-            if middle <= len(curve) and _fits(cluster, where, batches, i, middle):
-                seconds = curve[middle - 1] * cluster.slowdown(i, middle, where, [DEFAULT_BATCH] * len(batches))
-            if longest_latency(middle, seconds, rates[i], queued[i]) > cluster.slos[i]:
-                high = middle - 1
-            elif middle >= rates[i] * seconds:
-                best, low = middle, middle + 1
-            else:
-                break
+
+        def seconds(batch: int, i: int = i, curve: Sequence[float] = curve) -> float:
+            if batch > len(curve) or not _fits(cluster, where, batches, i, batch):
+                return math.inf
+            return curve[batch - 1] * cluster.slowdown(i, batch, where, [DEFAULT_BATCH] * len(batches))
+
+        best = search_batch(seconds, float(cluster.slos[i]), rates[i], queued[i])
         feasible[i] = best > 0
         batches[i] = best or max(1, min(DEFAULT_BATCH, len(curve)))
     return BatchDecision(tuple(batches), tuple(feasible))
