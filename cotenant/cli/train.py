@@ -20,6 +20,7 @@ from cotenant.errors import ConfigError, PlanError
 from cotenant.render.figure import COLOURS, check_drawable, figure_for, save_figure
 
 if TYPE_CHECKING:
+    from cotenant.planners.inss.sac import SacOptions
     from cotenant.planners.inss.training import Episode
 
 TRAINED = ("inss", "inss-plus")
@@ -34,8 +35,14 @@ def train(
     episodes: Annotated[int, typer.Option("--episodes", min=1, help="Episodes to train for.")] = 400,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Decisions per episode, one per second.")] = 20,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", min=1e-7, max=1.0, help="Learning rate of all networks.")
-    ] = 1e-3,
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            min=1e-7,
+            max=1.0,
+            help="Learning rate of all networks. Default: 0.0001 of inss, as published, and 0.001 of inss-plus.",
+        ),
+    ] = None,
     low: Annotated[float, typer.Option("--low", min=0.0, help="Lowest rates, as a multiple of the problem's.")] = 0.25,
     high: Annotated[
         float, typer.Option("--high", min=0.0, help="Highest rates, as a multiple of the problem's.")
@@ -90,15 +97,14 @@ def train(
 
         try:
             if planner == "inss-plus":
-                learner = msgspec.structs.replace(plus_training.LEARNER, learning_rate=learning_rate)
+                learner = _at_rate(plus_training.LEARNER, learning_rate)
                 plus_options = plus_training.PlusOptions(episodes=episodes, seed=seed, learner=learner)
                 policy = plus_training.train([asked], plus_options, on_episode)
             else:
                 cluster = Cluster.of(asked)
                 rates = np.array([asked.rates.get(name, 0.0) for name in cluster.models])
-                options = TrainingOptions(
-                    episodes=episodes, steps=steps, seed=seed, learner=SacOptions(learning_rate=learning_rate)
-                )
+                learner = _at_rate(SacOptions(), learning_rate)
+                options = TrainingOptions(episodes=episodes, steps=steps, seed=seed, learner=learner)
                 policy = train_inss(cluster, (low * rates).tolist(), (high * rates).tolist(), options, on_episode)
         except PlanError as error:
             raise ConfigError(f"{problem}: {error}") from None
@@ -123,6 +129,10 @@ def train(
         markup=False,
         soft_wrap=True,
     )
+
+
+def _at_rate(learner: SacOptions, learning_rate: float | None) -> SacOptions:
+    return learner if learning_rate is None else msgspec.structs.replace(learner, learning_rate=learning_rate)
 
 
 def _mean(episodes: Sequence[Episode], what: str) -> float:

@@ -32,6 +32,7 @@ from cotenant.planners.rates import at_scale
 from cotenant.predictors.linear import Linear, Utilisation, least_squares
 from cotenant.published import v100
 from cotenant.workload import Workload
+from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import AutoscaledRun, run_autoscaled, run_tracked
 from experiments.gpulet.ground_truth import MeasuredInterference
 from experiments.hetsev.instances import InstancePlanner
@@ -111,31 +112,43 @@ SYSTEMS = (K8S, HETSEV, PROGRAM, System(name="geometry", policy="planner"), TRAC
 LAUNCH = {v100.KIND: STARTUP}
 
 
-def run_system(
-    system: System, asked: Problem, workload: Workload, *, seconds: float, seed: int, devices: int = DEVICES
-) -> AutoscaledRun:
-    """Simulate a workload on a cluster that a system scales. asked: with the rates at the beginning."""
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Describe a run. curves: requests/s of each model over time; seconds: its length; devices: of the cluster."""
+
+    system: System
+    curves: dict[str, Curve]
+    seconds: float
+    seed: int
+    devices: int = DEVICES
+
+
+def simulate_run(run: Run) -> AutoscaledRun:
+    """Simulate a cluster that a system scales, from its plan for the first rates on."""
+    system = run.system
+    rates = {name: curve.at(0.0) for name, curve in run.curves.items()}
+    asked = problem(rates, alone=system.alone, devices=run.devices)
+    environment, workload = cluster(rates, run.devices), Workload(run.curves)
     if system.policy == TRACKING.policy:
         return run_tracked(
             asked,
-            cluster(asked.rates, devices),
+            environment,
             workload,
-            seconds=seconds,
+            seconds=run.seconds,
             startup=STARTUP,
-            seed=seed,
+            seed=run.seed,
             period=PERIOD,
         )
     return run_autoscaled(
         asked,
-        cluster(asked.rates, devices),
+        environment,
         system.planner(),
-        system.scaling(devices),
+        system.scaling(run.devices),
         system.options,
         workload,
         first=system.first_plan(asked),
-        seconds=seconds,
+        seconds=run.seconds,
         startup=STARTUP,
-        seed=seed,
+        seed=run.seed,
     )
 
 

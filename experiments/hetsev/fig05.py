@@ -12,12 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import AutoscaledRun, IntervalSummary, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import HETSEV, K8S, SYSTEMS, System, problem, run_system, served
+from experiments.hetsev.cluster import HETSEV, K8S, SYSTEMS, Run, System, served, simulate_run
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
@@ -55,42 +54,31 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paper: str | None
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Describe a run. top: requests/s in the spike; start, end: seconds of the curve."""
-
-    system: System
-    top: float
-    start: float
-    end: float
-    seed: int
-
-
 def run(options: Options) -> list[Row]:
     top = ROOM * served(paper.FIG05_MIX)
     start, end = (0.0, paper.FIG05_SECONDS) if options.full else (FROM, UNTIL)
-    runs = [Run(system, top, start, end, options.seed) for system in SYSTEMS]
-    return rows_of(runs, run_tasks(simulate_run, runs, options, "runs"))
+    runs = runs_of(SYSTEMS, top, start, end, options.seed)
+    return rows_of(runs, run_tasks(simulate_run, runs, options, "runs"), start)
 
 
-def simulate_run(run: Run) -> AutoscaledRun:
-    """Simulate one run."""
-    valley = run.top * paper.FIG05_LOW / paper.FIG05_HIGH
+def runs_of(systems: Sequence[System], top: float, start: float, end: float, seed: int) -> list[Run]:
+    """Return the runs of systems. top: requests/s in the spike; start, end: seconds of the paper's curve."""
+    valley = top * paper.FIG05_LOW / paper.FIG05_HIGH
     whole = hetsev_production(valley, paper.FIG05_HIGH / paper.FIG05_LOW)
-    later = [(time - run.start, rate) for time, rate in whole.points if time > run.start]
-    curve = Curve(((0.0, whole.at(run.start)), *later))
-    start = {name: part * curve.at(0) for name, part in paper.FIG05_MIX.items()}
-    asked = problem(start, alone=run.system.alone)
-    workload = Workload({name: curve.scaled(part) for name, part in paper.FIG05_MIX.items()})
-    return run_system(run.system, asked, workload, seconds=run.end - run.start, seed=run.seed)
+    later = [(time - start, rate) for time, rate in whole.points if time > start]
+    curve = Curve(((0.0, whole.at(start)), *later))
+    curves = {name: curve.scaled(part) for name, part in paper.FIG05_MIX.items()}
+    return [Run(system=system, curves=curves, seconds=end - start, seed=seed) for system in systems]
 
 
-def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun]) -> list[Row]:
-    """Return a row for the time before the spike and one from the spike on, for each run."""
+def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun], start: float) -> list[Row]:
+    """Return a row for the time before the spike and one from the spike on, for each run. start: seconds of the
+    paper's curve."""
     parts: dict[tuple[str, str], IntervalSummary] = {}
+    edge = paper.FIG05_SPIKE - start
     for each, result in zip(runs, results, strict=True):
-        edge, end = paper.FIG05_SPIKE - each.start, each.end - each.start
         parts[each.system.name, "low"] = summarize(result, 0.0, edge)
-        parts[each.system.name, SPIKE] = summarize(result, edge, end)
+        parts[each.system.name, SPIKE] = summarize(result, edge, each.seconds)
     return [
         Row(
             system=system,

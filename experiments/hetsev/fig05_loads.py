@@ -11,11 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import IntervalSummary, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import HETSEV, K8S, System, problem, run_system, served
+from experiments.hetsev.cluster import HETSEV, K8S, Run, System, served, simulate_run
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
@@ -38,28 +37,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hetsev_gpus: float
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Describe a run. rate: requests/s of all models."""
-
-    system: System
-    rate: float
-    seed: int
-
-
 def run(options: Options) -> list[Row]:
     most = served(paper.FIG05_MIX)
-    rates = [load * most for load in LOADS]
-    runs = [Run(system, rate, options.seed) for rate in rates for system in (K8S, HETSEV)]
+    runs = [run_at(system, load * most, options.seed) for load in LOADS for system in (K8S, HETSEV)]
     results = run_tasks(simulate_run, runs, options, "runs")
-    return [row_of(load, *results[2 * n : 2 * n + 2]) for n, load in enumerate(LOADS)]
+    summaries = [summarize(result, 0.0, SECONDS) for result in results]
+    return [row_of(load, *summaries[2 * n : 2 * n + 2]) for n, load in enumerate(LOADS)]
 
 
-def simulate_run(run: Run) -> IntervalSummary:
-    """Simulate one load on one system."""
-    rates = {name: part * run.rate for name, part in paper.FIG05_MIX.items()}
-    workload = Workload({name: Curve(((0.0, rate),)) for name, rate in rates.items()})
-    asked = problem(rates, alone=run.system.alone)
-    return summarize(run_system(run.system, asked, workload, seconds=SECONDS, seed=run.seed), 0.0, SECONDS)
+def run_at(system: System, rate: float, seed: int) -> Run:
+    """Return the run of a system at a steady rate, requests/s of all models."""
+    curves = {name: Curve(((0.0, part * rate),)) for name, part in paper.FIG05_MIX.items()}
+    return Run(system=system, curves=curves, seconds=SECONDS, seed=seed)
 
 
 def row_of(load: float, k8s: IntervalSummary, hetsev: IntervalSummary) -> Row:

@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from cotenant.render.figure import COLOURS, figure_for, save_figure
-from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_fluctuating
 from experiments.autoscaled_runs import AutoscaledRun, summarize_intervals
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import SYSTEMS, System, problem, run_system, served
+from experiments.hetsev.cluster import SYSTEMS, Run, System, served, simulate_run
 from experiments.parallel import Options, run_tasks
 
 TITLE = "two waves on shared GPUs, with autoscaling (HetSev, Figure 6)"
@@ -44,29 +43,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paper_missed: float | None
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Describe a run. peak: requests/s of each model that geometry serves."""
-
-    system: System
-    peak: float
-    seed: int
-    seconds: float = paper.FIG06_SECONDS
-
-
 def run(options: Options) -> list[Row]:
     peak = served(dict.fromkeys(paper.FIG06_MODELS, 1.0))
-    runs = [Run(system, peak, options.seed) for system in SYSTEMS if not system.alone]
+    runs = [run_to(system, peak, options.seed) for system in SYSTEMS if not system.alone]
     results = run_tasks(simulate_run, runs, options, "runs")
     return [row for each, result in zip(runs, results, strict=True) for row in rows_of(each.system, result)]
 
 
-def simulate_run(run: Run) -> AutoscaledRun:
-    """Simulate one run."""
-    waves = hetsev_fluctuating(LOW * run.peak, FIRST * run.peak, SECOND * run.peak)
-    start = dict.fromkeys(paper.FIG06_MODELS, waves.at(0))
-    asked = problem(start, alone=run.system.alone)
-    workload = Workload(dict.fromkeys(start, waves))
-    return run_system(run.system, asked, workload, seconds=run.seconds, seed=run.seed)
+def run_to(system: System, peak: float, seed: int, seconds: float = paper.FIG06_SECONDS) -> Run:
+    """Return the run of a system. peak: requests/s of each model that geometry serves."""
+    waves = hetsev_fluctuating(LOW * peak, FIRST * peak, SECOND * peak)
+    return Run(system=system, curves=dict.fromkeys(paper.FIG06_MODELS, waves), seconds=seconds, seed=seed)
 
 
 def rows_of(system: System, result: AutoscaledRun) -> list[Row]:

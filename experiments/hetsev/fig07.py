@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.workload import Workload
 from cotenant.workload.shapes import hetsev_production
 from experiments.autoscaled_runs import AutoscaledRun, summarize
 from experiments.hetsev import paper
-from experiments.hetsev.cluster import K8S, MODELS, SYSTEMS, System, problem, run_system, served
+from experiments.hetsev.cluster import K8S, MODELS, SYSTEMS, Run, System, served, simulate_run
 from experiments.parallel import Options, run_tasks
 from experiments.plotting import Bar, grouped
 
@@ -45,30 +44,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     paper_most: float | None
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Describe a run. peak: requests/s of each model in the spike."""
-
-    system: System
-    peak: float
-    seed: int
-    seconds: float = paper.FIG07_SECONDS
-
-
 def run(options: Options) -> list[Row]:
     peak = HIGH * served(dict.fromkeys(MODELS, 1.0))
-    runs = [Run(system, peak, options.seed) for system in SYSTEMS]
+    runs = [run_to(system, peak, options.seed) for system in SYSTEMS]
     return rows_of(runs, run_tasks(simulate_run, runs, options, "runs"))
 
 
-def simulate_run(run: Run) -> AutoscaledRun:
-    """Simulate one run."""
-    day = hetsev_production(run.peak / SPIKE, SPIKE)
+def run_to(system: System, peak: float, seed: int, seconds: float = paper.FIG07_SECONDS) -> Run:
+    """Return the run of a system. peak: requests/s of each model in the spike."""
+    day = hetsev_production(peak / SPIKE, SPIKE)
     points = [(max(0.0, time - FROM), rate) for time, rate in day.points if time >= FROM]
     curve = msgspec.structs.replace(day, points=((0.0, day.at(FROM)), *points))
-    start = dict.fromkeys(MODELS, curve.at(0))
-    asked = problem(start, alone=run.system.alone, devices=FLEET)
-    workload = Workload(dict.fromkeys(start, curve))
-    return run_system(run.system, asked, workload, seconds=run.seconds, seed=run.seed, devices=FLEET)
+    return Run(system=system, curves=dict.fromkeys(MODELS, curve), seconds=seconds, seed=seed, devices=FLEET)
 
 
 def rows_of(runs: Sequence[Run], results: Sequence[AutoscaledRun]) -> list[Row]:

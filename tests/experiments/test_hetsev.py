@@ -21,7 +21,7 @@ from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import run_autoscaled, summarize_intervals
 from experiments.hetsev import fig05, fig05_clients, fig05_loads, fig06, fig07, paper
-from experiments.hetsev.cluster import K8S, MODELS, SATURATION, SYSTEMS, TRACKING, cluster, problem
+from experiments.hetsev.cluster import K8S, MODELS, SATURATION, SYSTEMS, TRACKING, cluster, problem, simulate_run
 from experiments.hetsev.instances import InstancePlanner
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
@@ -88,8 +88,8 @@ def test_instances_fill_all_devices_by_load() -> None:
 
 @needs_data
 def test_figure_5(tmp_path: Path) -> None:
-    runs = [fig05.Run(system, 300.0, 3470.0, 3530.0, 0) for system in SYSTEMS[:2]]
-    rows = fig05.rows_of(runs, [fig05.simulate_run(run) for run in runs])
+    runs = fig05.runs_of(SYSTEMS[:2], 300.0, 3470.0, 3530.0, 0)
+    rows = fig05.rows_of(runs, [simulate_run(run) for run in runs], 3470.0)
     assert [(row.system, row.load) for row in rows] == [
         (system.name, load) for system in SYSTEMS[:2] for load in ("low", fig05.SPIKE)
     ]
@@ -119,8 +119,8 @@ def test_sharing_serves_as_many_requests_in_time_at_a_low_and_a_full_load(
 @needs_data
 def test_tracking_follows_a_load_with_fewer_gpus_than_one_for_each_instance() -> None:
     """Shared or not, they follow the same part of the load: up into the spike."""
-    runs = [fig05.Run(system, 600.0, 3440.0, 3650.0, 0) for system in (K8S, TRACKING)]
-    rows = {(row.system, row.load): row for row in fig05.rows_of(runs, [fig05.simulate_run(run) for run in runs])}
+    runs = fig05.runs_of((K8S, TRACKING), 600.0, 3440.0, 3650.0, 0)
+    rows = {(row.system, row.load): row for row in fig05.rows_of(runs, [simulate_run(run) for run in runs], 3440.0)}
     low, spike = rows["tracking", "low"], rows["tracking", fig05.SPIKE]
     assert low.gpus < rows["K8S", "low"].gpus
     assert low.gpus <= spike.gpus <= rows["K8S", fig05.SPIKE].gpus
@@ -156,8 +156,8 @@ def test_host_time_makes_three_instances_serve_as_much_more_as_in_figure_1() -> 
 
 @needs_data
 def test_figure_6(tmp_path: Path) -> None:
-    run = fig06.Run(SYSTEMS[1], 60.0, 0, seconds=120.0)
-    rows = fig06.rows_of(run.system, fig06.simulate_run(run))
+    run = fig06.run_to(SYSTEMS[1], 60.0, 0, seconds=120.0)
+    rows = fig06.rows_of(run.system, simulate_run(run))
     assert [row.seconds for row in rows] == ["0", "105", "all"]
     assert rows[-1].paper_missed == paper.FIG06_MISSED_PERCENT
     assert rows[-1].instances >= rows[-1].gpus >= 1
@@ -166,8 +166,8 @@ def test_figure_6(tmp_path: Path) -> None:
 
 @needs_data
 def test_figure_7(tmp_path: Path) -> None:
-    runs = [fig07.Run(system, 20.0, 0, seconds=60.0) for system in SYSTEMS[:2]]
-    k8s, shared = fig07.rows_of(runs, [fig07.simulate_run(run) for run in runs])
+    runs = [fig07.run_to(system, 20.0, 0, seconds=60.0) for system in SYSTEMS[:2]]
+    k8s, shared = fig07.rows_of(runs, [simulate_run(run) for run in runs])
     assert k8s.saving == k8s.saving_by_share == 1
     assert k8s.gpu_hours == pytest.approx(4 / 60)
     assert shared.saving == pytest.approx(k8s.gpu_hours / shared.gpu_hours)

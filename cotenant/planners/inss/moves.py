@@ -22,9 +22,9 @@ from cotenant.planners.inss.device_options import Floats, Ints, Options
 DEVICES, EACH = 8, 6  # devices of which moves are offered, and moves of each
 CHOICES = DEVICES * EACH
 MOST_MOVES = 10  # of an episode
-# Moves of two devices at once: devices of which pairs are tried, options of the first of a pair, and the part of what
-# is unserved that such a move must serve.
-PAIRED, SHORTLIST, GAINED = 4, 5, 1e-4
+# Moves of two devices at once: devices of which pairs are tried, pairs tried at most, options of the first of a pair,
+# and the part of what is unserved that such a move must serve.
+PAIRED, PAIRS, SHORTLIST, GAINED = 4, 6, 5, 1e-4
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
@@ -235,17 +235,19 @@ def moved_by_pairs(states: DeviceStates, sweeps: int) -> DeviceStates:
     """Return the state after moves of two devices at once, each the one of its pair that leaves least unserved.
 
     Where a device alone has no better option, two often have. Tried are pairs of the devices in use that are needed
-    least, until none of them serves more.
+    least, until none of them serves more, or `PAIRS` were tried.
     """
     states = states.copy()
     left = states.unserved
     fruitless: set[tuple[int, int]] = set()  # pairs that were tried since the last move
+    tries = 0
     for _ in range(sweeps):
         for pair in combinations(states.in_use(PAIRED), 2):
-            if left <= SERVED:
+            if left <= SERVED or tries == PAIRS:
                 return states
             if pair in fruitless:
                 continue
+            tries += 1
             unserved, options = states.best_pair(*pair, left * (1 - GAINED))
             if unserved < left * (1 - GAINED):
                 for device, option in zip(pair, options, strict=True):
