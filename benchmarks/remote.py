@@ -4,8 +4,9 @@
 
 Nodes are processes in network namespaces of this machine, joined to it by veth pairs; it needs root.
 
-- cost: requests to a model that returns its input, and to one that computes, one at a time, in turns to a server with
-  workers of its own and to one whose workers are a node's: latency, and processor time of all processes.
+- cost: requests to a model that returns its input, and to one that computes, one at a time or eight at once, in turns
+  to a server with workers of its own and to one whose workers are a node's: latency, and processor time of all
+  processes.
 - cut: two nodes whose workers sleep, and one is cut off under load: until that is noticed, and what was answered in
   time in the ten seconds after, of what a server with one node answers in time at that load.
 - scale: what two such nodes serve, and one.
@@ -68,7 +69,7 @@ def model_entry(slo: float, rate: float) -> str:
 # Cost
 
 
-def cost(name: str, make: Make, body: bytes, headers: dict[str, str]) -> None:
+def cost(name: str, make: Make, body: bytes, headers: dict[str, str], at_once: int = 1) -> None:
     """Compare a server with workers of its own to one with those of a node."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -88,7 +89,7 @@ def cost(name: str, make: Make, body: bytes, headers: dict[str, str]) -> None:
         for number in range(ROUNDS):
             for place, (server, pids) in of.items():
                 before = sum(map(processor_time, pids))
-                taken = ask(server, body, headers, REQUESTS if number else REQUESTS // 4)
+                taken = ask(server, body, headers, REQUESTS if number else REQUESTS // 4, at_once)
                 if number:  # the first is cold
                     spent[place] += sum(map(processor_time, pids)) - before
                     latencies[place] += taken
@@ -119,19 +120,22 @@ def image() -> tuple[bytes, dict[str, str]]:
     return head + bytes(size), {"Inference-Header-Content-Length": str(len(head))}
 
 
-def ask(server: FrontEnd, body: bytes, headers: dict[str, str], count: int) -> list[float]:
-    """Send requests one after the other; return how long each took."""
-    connection = http.client.HTTPConnection(server.http, timeout=10)
+def ask(server: FrontEnd, body: bytes, headers: dict[str, str], count: int, at_once: int = 1) -> list[float]:
+    """Send requests, so many at once and then as many again; return how long each took."""
+    connections = [http.client.HTTPConnection(server.http, timeout=10) for _ in range(at_once)]
     taken = []
-    for _ in range(count):
+    for _ in range(count // at_once):
         began = time.perf_counter()
-        connection.request("POST", "/v2/models/model/infer", body, headers)
-        response = connection.getresponse()
-        answer = response.read()
-        taken.append(time.perf_counter() - began)
-        if response.status != 200:
-            sys.exit(f"a request was answered by {response.status}: {answer[:200]!r}")
-    connection.close()
+        for connection in connections:
+            connection.request("POST", "/v2/models/model/infer", body, headers)
+        for connection in connections:
+            response = connection.getresponse()
+            answer = response.read()
+            taken.append(time.perf_counter() - began)
+            if response.status != 200:
+                sys.exit(f"a request was answered by {response.status}: {answer[:200]!r}")
+    for connection in connections:
+        connection.close()
     return taken
 
 
@@ -222,6 +226,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         if only in (None, "cost"):
             cost("small requests", identity, SMALL, {})
+            cost("small requests, eight at once", identity, SMALL, {}, at_once=8)
             cost("600 kB requests", partial(identity, width=LARGE // 4), *large(LARGE))
             cost("requests that compute", partial(convolutions, layers=LAYERS), *image())
         if only in (None, "scale"):

@@ -32,6 +32,16 @@ def output_size(answer: BatchResult) -> int:
     return sum(aligned(part.size if part.data is None else len(part.data)) for part in parts)
 
 
+def is_inline(answer: BatchResult) -> bool:
+    """Return whether no tensor of an answer lies in the arena."""
+    for parts in answer.requests:
+        if not isinstance(parts, str):
+            for part in parts:
+                if part.data is None:
+                    return False
+    return True
+
+
 def tensor_of(part: TensorPart, room: Block | None) -> Tensor:
     """Return an output. Raises WorkerError where it does not lie in the room that the worker was given."""
     if part.data is not None:

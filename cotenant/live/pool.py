@@ -25,7 +25,7 @@ from cotenant.control.events import (
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
-from cotenant.live.batch_tensors import output_size, tensor_of, tensor_part
+from cotenant.live.batch_tensors import is_inline, output_size, tensor_of, tensor_part
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import Flight, LaneSetup, LaneWorker, WorkerLane, new_audit, why_not
 from cotenant.live.lending import Lending
@@ -36,7 +36,7 @@ from cotenant.live.warm_pool import WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena
 from cotenant.worker.background import leave_background
-from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, Timing
+from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, TensorPart, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,19 @@ class BatchListener(Protocol):
         ...
 
 
+class ForwardingListener(BatchListener, Protocol):
+    """Receive results of batches as workers send them."""
+
+    def answered(self, lane: LaneId, answer: BatchResult) -> None:
+        """Receive the answers of a batch, all of whose tensors are inline."""
+        ...
+
+
 class Pool:
     """Start, stop and talk to the workers of lanes. All methods belong to the event loop.
 
-    tell: receives the events for the supervisor. warm_workers: pre-started processes per worker template.
+    tell: receives the events for the supervisor. forward: receives results that need not be read, in place of
+    `batches`. warm_workers: pre-started processes per worker template.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class Pool:
         tell: Callable[[SupervisorEvent], None],
         batches: BatchListener,
         *,
+        forward: ForwardingListener | None = None,
         warm_workers: int = 0,
     ) -> None:
         self.unfinished: set[LaneId] = set()  # lanes whose last worker ended with a batch under way
@@ -79,6 +89,7 @@ class Pool:
         self._arena = arena
         self._tell = tell
         self._batches = batches
+        self._forward = forward
         self._lanes: dict[LaneId, WorkerLane] = {}
         self._workers: dict[WorkerConnection, LaneWorker] = {}
         self._flights: dict[WorkerConnection, Flight] = {}
@@ -388,6 +399,20 @@ class Pool:
         """Give a lane its next batch: the input tensors of each request. The lane must be idle and its worker ready. A
         batch given to a worker whose death was not reported yet is lost with it. Raises WorkerError for a lane that
         cannot take the batch."""
+        kept: list[object] = []
+        self.run_parts(
+            lane,
+            batch,
+            model,
+            [[tensor_part(tensor, self._arena, kept) for tensor in payload] for payload in payloads],
+            kept,
+        )
+
+    def run_parts(
+        self, lane: LaneId, batch: int, model: str, requests: list[list[TensorPart]], kept: list[object]
+    ) -> None:
+        """Give a lane its next batch, as `run` does. requests: as they go to the worker. kept: what must stay in memory
+        meanwhile."""
         held = self._lanes.get(lane)
         worker = None if held is None else held.worker
         if (
@@ -402,14 +427,12 @@ class Pool:
         if worker.over or line is None:
             self.unfinished.add(lane)
             return
-        kept: list[object] = []
-        requests = [[tensor_part(tensor, self._arena, kept) for tensor in payload] for payload in payloads]
-        rows = sum([payload[0].shape[0] for payload in payloads]) if held.models[model].batched else len(payloads)
+        rows = sum([parts[0].shape[0] for parts in requests]) if held.models[model].batched else len(requests)
         room = None
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
         line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
-        self._flights[line] = Flight(batch, model, rows, time.monotonic(), kept, room, len(payloads))
+        self._flights[line] = Flight(batch, model, rows, time.monotonic(), kept, room, len(requests))
         self._lending.has_work(lane, True)
 
     def poll(self) -> None:
@@ -432,10 +455,14 @@ class Pool:
         flight = self._flights.get(line)
         if flight is None or (answer.batch, len(answer.requests)) != (flight.batch, flight.requests):
             raise WorkerError(f"it answered batch {answer.batch}, which it was not given so")
-        answers: list[Payload | RequestError] = [
-            FailedError(parts) if isinstance(parts, str) else tuple([tensor_of(part, flight.room) for part in parts])
-            for parts in answer.requests
-        ]
+        answers: list[Payload | RequestError] | None = None
+        if self._forward is None or not is_inline(answer):
+            answers = [
+                FailedError(parts)
+                if isinstance(parts, str)
+                else tuple([tensor_of(part, flight.room) for part in parts])
+                for parts in answer.requests
+            ]
         del self._flights[line]
         worker = self._workers[line]
         if worker.over:
@@ -452,9 +479,10 @@ class Pool:
         line: WorkerConnection,
         flight: Flight,
         answer: BatchResult,
-        answers: Sequence[Payload | RequestError],
+        answers: Sequence[Payload | RequestError] | None,
         size: int,
     ) -> None:
+        """Tell the listener what a worker has answered. answers: None where they are forwarded as they are."""
         lane = worker.lane
         if worker.sample_due:
             self._sample(worker, line)
@@ -466,7 +494,11 @@ class Pool:
         if reasons and len(reasons) == len(answer.requests):
             self._batches.failed(lane.name, flight.batch, reasons[0])
             return
-        self._batches.finished(lane.name, flight.batch, answers, answer.timing)
+        if answers is None:
+            assert self._forward is not None
+            self._forward.answered(lane.name, answer)
+        else:
+            self._batches.finished(lane.name, flight.batch, answers, answer.timing)
 
     # Observation
 

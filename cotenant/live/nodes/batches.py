@@ -44,8 +44,8 @@ def put_tensors(payloads: Sequence[Payload], body: Body, start: int = 0) -> tupl
 class ModelTensors:
     """Take the tensors of one model's batches out of frames, checked.
 
-    Most are inline, in the order and the shapes that the model has, but for their rows. That is seen at a glance, at a
-    third of the cost; what is not so is looked at in full, which also says what is wrong.
+    Most are inline, in the order and the shapes that the model has, but for their rows. That is seen at a glance; what
+    is not so is looked at in full, which also says what is wrong.
     """
 
     def __init__(self, model: WorkerModel) -> None:
@@ -55,17 +55,24 @@ class ModelTensors:
         self._outputs = _fixed_rows(model, model.outputs)
         self._specs = {spec.name: spec for spec in model.outputs}
 
+    def are_plain_inputs(self, requests: Sequence[list[TensorPart]]) -> bool:
+        """Return whether these are at a glance the inputs of one batch."""
+        rows = 0
+        for parts in requests:
+            more = _rows_at_a_glance(parts, self._inputs)
+            if not more:
+                return False
+            rows += more
+        return 1 <= rows <= self.model.max_batch
+
     def inputs(
         self, requests: Sequence[list[TensorPart]], body: memoryview | None, block: Block | None
     ) -> list[Payload]:
         """Return the inputs of each request. Raises NodeError unless they are those of one batch of the model."""
-        model, rows, payloads = self.model, 0, []
-        for parts in requests:
-            payload = _at_a_glance(parts, self._inputs)
-            if payload is None or payload[0].shape[0] > model.max_batch:
-                payload = take_tensors(parts, body, block)
-                self._check_inputs(payload)
-            payloads.append(payload)
+        model, rows = self.model, 0
+        payloads = [take_tensors(parts, body, block) for parts in requests]
+        for payload in payloads:
+            self._check_inputs(payload)
             rows += payload[0].shape[0] if model.batched and payload else 1
         if not 1 <= rows <= max(model.max_batch, 1):
             raise NodeError(f"a batch of {rows} rows for model {model.name!r}, which has 1 to {model.max_batch} here")
@@ -81,8 +88,11 @@ class ModelTensors:
             if isinstance(parts, str):
                 answers.append(FailedError(parts[:MAX_ERROR]))
                 continue
-            payload = _at_a_glance(parts, self._outputs)
-            if payload is None:
+            if _rows_at_a_glance(parts, self._outputs):
+                payload = tuple(
+                    [Tensor(part.name, part.datatype, part.shape, cast(memoryview, part.data)) for part in parts]
+                )
+            else:
                 payload = take_tensors(parts, body, block)
                 self._check_outputs(payload)
             answers.append(payload)
@@ -128,13 +138,13 @@ def _fixed_rows(model: WorkerModel, specs: Sequence[TensorSpec]) -> tuple[_Rows,
     )
 
 
-def _at_a_glance(parts: Sequence[TensorPart], expected: Sequence[_Rows]) -> Payload | None:
-    """Return inline tensors that are as expected, and have equally many rows; None for others."""
+def _rows_at_a_glance(parts: Sequence[TensorPart], expected: Sequence[_Rows]) -> int:
+    """Return how many rows these inline tensors all have; 0 where they are not as expected."""
     if not parts or len(parts) != len(expected):
-        return None
-    rows, tensors = parts[0].shape[:1], []
-    if not rows or rows[0] < 1:
-        return None
+        return 0
+    rows = parts[0].shape[:1]
+    if not rows:
+        return 0
     for part, own in zip(parts, expected, strict=True):
         data = part.data
         if (
@@ -144,9 +154,8 @@ def _at_a_glance(parts: Sequence[TensorPart], expected: Sequence[_Rows]) -> Payl
             or part.shape != rows + own.shape
             or len(data) != rows[0] * own.size
         ):
-            return None
-        tensors.append(Tensor(part.name, part.datatype, part.shape, data))
-    return tuple(tensors)
+            return 0
+    return rows[0]
 
 
 def take_tensors(parts: Sequence[TensorPart], body: memoryview | None, block: Block | None) -> Payload:

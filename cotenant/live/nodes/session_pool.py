@@ -43,7 +43,7 @@ from cotenant.live.nodes.model_files import inner_path
 from cotenant.live.pool import Payload, Pool
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena, Block
-from cotenant.worker.wire import TensorPart, Timing, WorkerModel
+from cotenant.worker.wire import BatchResult, TensorPart, Timing, WorkerModel
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class SessionPool:
         self._devices = {DeviceId(kind.name, n) for kind in backend.fleet() for n in range(kind.count or 0)}
         self._link = link
         self._models = models
-        self._pool = Pool(backend, arena, self._tell, self, warm_workers=warm_workers)
+        self._pool = Pool(backend, arena, self._tell, self, forward=self, warm_workers=warm_workers)
         self._pool.confine(confinement)
         self._lanes: dict[LaneId, dict[str, ModelTensors]] = {}  # models by name, until the partition is closed
         self._last: dict[LaneId, int] = {}  # the incarnation that was spawned last
@@ -174,11 +174,14 @@ class SessionPool:
         lane, tensors = batch.lane, self._lanes.get(batch.lane, {}).get(batch.model)
         if tensors is None:
             raise NodeError(f"batch {batch.batch} is for model {batch.model!r}, which is not on {lane}")
-        payloads = tensors.inputs(batch.requests, body, block)
+        payloads = None if tensors.are_plain_inputs(batch.requests) else tensors.inputs(batch.requests, body, block)
         if lane in self._batches:
             raise NodeError(f"{lane} has a batch already")
         try:
-            self._pool.run(lane, batch.batch, batch.model, payloads)
+            if payloads is None:
+                self._pool.run_parts(lane, batch.batch, batch.model, batch.requests, [])
+            else:
+                self._pool.run(lane, batch.batch, batch.model, payloads)
         except WorkerError as error:
             if self._is_ready(lane):
                 self._link.send(BatchFailed(self._number, lane, batch.batch, str(error)))
@@ -217,6 +220,12 @@ class SessionPool:
                 del self._serving[lane]
                 self._batches.pop(lane, None)
         self._changed.set()
+
+    def answered(self, lane: LaneId, answer: BatchResult) -> None:
+        """Send the answers of a batch on as they are."""
+        number, since = self._batches.pop(lane, (answer.batch, time.monotonic()))
+        lasted = time.monotonic() - since
+        self._link.send(Answers(self._number, lane, number, answer.requests, answer.timing, lasted))
 
     def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
         """Send the answers of a batch."""

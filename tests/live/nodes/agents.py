@@ -68,7 +68,9 @@ async def agent_of(
     finally:
         await agent.stop("the test is over")
     gc.collect()  # what was wrong is held by the error that said so
-    assert arena.free == arena.size
+    async with asyncio.timeout(PATIENCE):
+        while arena.free != arena.size:  # a thread that has hashed a part may hold it for a moment longer
+            await asyncio.sleep(0)
     arena.close()
 
 
