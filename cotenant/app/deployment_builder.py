@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -146,7 +147,8 @@ class DeploymentBuilder:
         self.say("planning")
         # In a thread: a server goes on meanwhile.
         slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, counted))
-        plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner)
+        # Somebody waits for it: by the time that passes, however busy the machine is.
+        plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner, clock=time.monotonic)
         return msgspec.structs.replace(deployment, plan=plan, slowdowns=counted)
 
     async def describe(

@@ -117,7 +117,7 @@ class Application(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Raise PlanError for an invalid graph of stages or an invalid SLO."""
         where = f"application {self.name!r}"
         if not 0 < self.slo < math.inf:
-            raise PlanError(f"{where}: a target of {self.slo:g} s must be above 0 and be finite")
+            raise PlanError(f"{where}: a target of {self.slo:g} s must be above 0 and finite")
         if not 0 < self.attainment <= 1:
             raise PlanError(f"{where}: attainment {self.attainment:g} must be above 0 and at most 1")
         if not self.stages:

@@ -47,7 +47,7 @@ class BackgroundJob(msgspec.Struct, frozen=True, kw_only=True):
         if self.steps is not None and self.steps < 1:
             raise PlanError(f"{where}: {self.steps} steps must be at least 1")
         if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise PlanError(f"{where}: a deadline of {self.deadline:g} s must be above 0 and be finite")
+            raise PlanError(f"{where}: a deadline of {self.deadline:g} s must be above 0 and finite")
         if self.deadline is not None and self.steps is None:
             raise PlanError(f"{where}: a deadline is for a job that ends; give it steps, or leave the deadline out")
 

@@ -32,9 +32,9 @@ def with_proof(plan: Plan, *, infeasible: bool = False) -> Plan:
 
 
 def without_proof(plan: Plan) -> Plan:
-    """Return the plan without its bound and what that proves: kept for other rates, neither holds."""
+    """Return the plan without its bound and what is known of its search: kept for other rates, neither holds."""
     plan = msgspec.structs.replace(plan, bound=None)
-    return plan if plan.provenance is None else with_provenance(plan, proven=None)
+    return plan if plan.provenance is None else with_provenance(plan, proven=None, ended_by=None)
 
 
 def provenance_of(plan: Plan) -> Provenance:

@@ -37,6 +37,7 @@ COARSE_SCALE_RATIO = 1.02  # replaces SCALE_RATIO while an expensive validation 
 # Alternatives to plan for: fractions of the targets, and of the predicted slowdown less 1. Half of the targets leaves
 # headroom for interference and for random arrivals at once.
 TIGHTENED = ((0.9, 1.0), (0.8, 1.0), (0.72, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))
+REPLAN_TIGHTENED = ((0.8, 1.0), (0.65, 1.0), (0.65, 0.0), (0.5, 0.0))  # the same, where a controller waits
 QUICK_TIGHTENED = ((0.8, 0.5), (0.6, 0.0), (0.5, 0.0))  # the same, for the quick planners of a portfolio
 
 
@@ -172,7 +173,7 @@ class _Search:
         )
 
     def _tightened(self, planner: Planner) -> Iterator[Plan]:
-        for slo_factor, slowdown_factor in TIGHTENED:
+        for slo_factor, slowdown_factor in TIGHTENED if self._problem.current is None else REPLAN_TIGHTENED:
             if slowdown_factor == 1 or self._problem.interference.interferes:
                 plan = _named(planner(_tighter(self._problem, slo_factor, slowdown_factor)))
                 yield _labelled(plan, provenance_of(plan).source, self._problem, slo_factor, slowdown_factor)

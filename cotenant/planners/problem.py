@@ -73,7 +73,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for model in self.models:
             where = f"model {model.name!r}"
             if not 0 < model.slo < math.inf:
-                raise PlanError(f"{where}: a target of {model.slo:g} s must be above 0 and be finite")
+                raise PlanError(f"{where}: a target of {model.slo:g} s must be above 0 and finite")
             if not 0 < model.attainment <= 1:
                 raise PlanError(f"{where}: attainment {model.attainment:g} must be above 0 and at most 1")
             if model.max_batch is not None and model.max_batch < 1:

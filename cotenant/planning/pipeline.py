@@ -85,6 +85,8 @@ def plan(
     made = with_proof(made, infeasible=infeasible)
     if observed.cut_off:
         made = with_provenance(made, ended_by="clock")
+    elif provenance_of(made).ended_by == "proof" and provenance_of(made).proven != "optimal":
+        made = with_provenance(made, ended_by="work")  # what was proven is of the plan before headroom was added
     if problem.jobs:
         made = place_jobs(made, problem)
     return msgspec.structs.replace(made, solve_s=time.perf_counter() - begun)

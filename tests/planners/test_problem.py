@@ -23,11 +23,11 @@ from tests.planners.problems import embedded
         ({"models": (Model(name="a", slo=0.0),), "rates": {}}, "model 'a': a target of 0 s must be above 0"),
         (
             {"models": (Model(name="a", slo=math.inf),), "rates": {}},
-            "model 'a': a target of inf s must be above 0 and be finite",
+            "model 'a': a target of inf s must be above 0 and finite",
         ),
         (
             {"models": (Model(name="a", slo=math.nan),), "rates": {}},
-            "model 'a': a target of nan s must be above 0 and be finite",
+            "model 'a': a target of nan s must be above 0 and finite",
         ),
         ({"models": (Model(name="a", slo=1, attainment=1.1),), "rates": {}}, "model 'a': attainment 1.1 must be"),
         ({"models": (Model(name="a", slo=1, max_batch=0),), "rates": {}}, "model 'a': a largest batch of 0 must be"),

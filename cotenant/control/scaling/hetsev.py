@@ -49,6 +49,7 @@ def least_cost_action(types: Sequence[InstanceType], rate: float, unpredictabili
         return {} if rate <= 0 else None
     program = highspy.Highs()  # type: ignore[no-untyped-call]
     program.setOptionValue("output_flag", False)
+    program.setOptionValue("threads", 1)  # HiGHS refuses another number later in the same process
     program.setOptionValue("mip_rel_gap", 0.0)
     columns = range(len(types))
     for each in types:  # X_i

@@ -74,9 +74,9 @@ def search_plan(problem: Problem, competitors: Competitors = ALONE) -> Plan:
 
 
 def _ended_by(context: PlanningContext, plan: Plan) -> End:
-    if context.budget.deadline.seconds_left() <= 0:
-        return "clock"
-    return "proof" if provenance_of(plan).proven == "optimal" else "work"
+    if provenance_of(plan).proven == "optimal":
+        return "proof"
+    return "clock" if context.budget.deadline.passed else "work"
 
 
 def _proves_infeasible(context: PlanningContext, plan: Plan) -> bool:
