@@ -252,7 +252,7 @@ class Controller:
         # The window was chosen for its change, and chance makes one that looks like that sooner than in any other. But
         # where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
         threshold = self.options.changed_threshold
-        new = estimate.rate > limit and estimate.exceeds(estimate.before, threshold)
+        new = estimate.rate > limit and estimate.exceeds(max(estimate.before, self.options.idle_rate), threshold)
         return beyond or new or estimate.exceeds(limit, threshold)
 
     def _limit(self, name: str) -> float:
@@ -277,7 +277,7 @@ class Controller:
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
         since = now - (self.options.short_cooldown if self._short else self._cooldown_seconds)
         peaks = {name: self._peak(name, since) for name in planned}
-        fall = self.options.short_fall if self._short else self.options.fall
+        fall = self.options.short_fall if self._short or self._plan.unserved else self.options.fall
         lower = sum(peaks.values()) < (1 - fall) * sum(planned.values())
         return lower or any(peak < (1 - self.options.fall_alone) * planned[name] for name, peak in peaks.items())
 
