@@ -64,7 +64,7 @@ class Observer(Protocol):
 
     def ended(self, reply: Reply, now: float) -> None: ...
 
-    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None: ...
+    def ran(self, lane: LaneId, model: str, rows: int, since: float, ended: float, timing: Timing) -> None: ...
 
 
 class Tracer(Protocol):
@@ -150,7 +150,7 @@ class Driver:
         self.rows: Counter[str] = Counter()
         self._requests = 0
         self._alone = False  # the latest request came while no other was open, and no other came in its round
-        self._uncounted: list[tuple[Run, float, Timing]] = []  # batches that have ended, how long they took
+        self._uncounted: list[tuple[Run, float, float, Timing]] = []  # batches that have ended, from when until when
         self._writing = 0.0  # seconds from a batch's end until its last response is written, smoothed
 
     @property
@@ -278,7 +278,7 @@ class Driver:
         self._stopped(lane)
         run, since = running
         outputs: dict[int, Tensors] = {}
-        self._uncounted.append((run, self._clock() - since, timing))
+        self._uncounted.append((run, since, self._clock(), timing))
         try:
             event: Event = self._read_answers(run, answers, outputs, timing.lent)
         except Exception:
@@ -290,9 +290,10 @@ class Driver:
     def _count_batches(self) -> None:
         """Count the batches that have ended, before their requests and after the answers: callers wait for those."""
         while self._uncounted:
-            run, seconds, timing = self._uncounted.pop(0)
+            run, since, ended, timing = self._uncounted.pop(0)
             try:
-                self._observer.ran(run.lane, run.model, sum([each.size for each in run.requests]), seconds, timing)
+                rows = sum([each.size for each in run.requests])
+                self._observer.ran(run.lane, run.model, rows, since, ended, timing)
                 if self._tracer is not None:
                     self._tracer.ran(run, timing)
             except Exception:

@@ -77,20 +77,19 @@ class ServingObserver:
         """Count a request that was looked for in the response cache in vain."""
         self.models[model].cache_miss.add(seconds)
 
-    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
+    def ran(self, lane: LaneId, model: str, rows: int, since: float, ended: float, timing: Timing) -> None:
         facts = self._facts(lane)
-        partition = facts.partition
+        partition, seconds = facts.partition, ended - since
         self.busy[partition] += seconds
         self.lent[partition] += timing.lent
         predicted = _latency(facts.predicted, model, rows, seconds)
         alone = _latency(facts.alone, model, rows, predicted)
         self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
         if facts.co_located:
-            now = time.monotonic()
             load = Load(model, lane.device.kind, rows, facts.share)
             others = {name: self._busy_since(name) for name in facts.co_located}
-            since, lent = now - seconds, timing.lent > 0
-            self._interference.ran(lane, load, since=since, now=now, alone=alone, others=others, lent=lent)
+            lent = timing.lent > 0
+            self._interference.ran(lane, load, since=since, now=ended, alone=alone, others=others, lent=lent)
 
     def _facts(self, lane: LaneId) -> _LaneFacts:
         """Return what the plan in force says of a lane, which is asked with every batch."""

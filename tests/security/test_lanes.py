@@ -35,7 +35,7 @@ class Counting:
     def ended(self, reply: Reply, now: float) -> None:
         self.outcomes.append(reply.outcome)
 
-    def ran(self, lane: LaneId, model: str, rows: int, seconds: float, timing: Timing) -> None:
+    def ran(self, lane: LaneId, model: str, rows: int, since: float, ended: float, timing: Timing) -> None:
         if self.breaks:
             raise ZeroDivisionError
 
