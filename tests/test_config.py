@@ -96,7 +96,7 @@ def test_read_problem_with_minimal_keys_fills_defaults(tmp_path: Path) -> None:
         ("count = 4", "count = -4", "devices[0].count: -4 devices; write 0 to 1000000"),
         ("count = 4", "count = 1000000000000", "devices[0].count: 1000000000000 devices; write 0 to 1000000"),
         ("max_partitions = 2", "max_partitions = 0", "devices[0].max_partitions: 0 must be at least 1"),
-        ("max_partitions = 2", "processors = 0", "devices[0].processors: 0 must be above 0 and be at most 4096"),
+        ("max_partitions = 2", "processors = 0", "devices[0].processors: 0 must be above 0 and at most 4096"),
         ("rate = 200", "rate = nan", "models[0].rate: nan requests/s; a rate is finite and at least 0"),
         ('slo = "108ms"', 'slo = "1e14s"', "models[0].slo: a target of '1e14s' is out of range"),
         ('"v100"', '"v\\u0000"', "devices[0].kind: 'v\\x00' contains a NUL character; rename it"),

@@ -27,11 +27,10 @@ def read_tokens(path: Path, *, shortest: int = MIN_TOKEN) -> list[str]:
         if not token or token.startswith("#"):
             continue
         if len(token) < shortest or not token.isascii() or not token.isprintable() or " " in token:
-            characters = f"at least {shortest} ASCII characters" if shortest > 1 else "ASCII characters"
-            raise ConfigError(
-                f"{path}: line {number} is not a token: {characters} without spaces, such as "
-                "`openssl rand -hex 32` prints"
-            )
+            ours = shortest > 1
+            characters = f"at least {shortest} ASCII characters" if ours else "ASCII characters"
+            example = ", such as `openssl rand -hex 32` prints" if ours else ""
+            raise ConfigError(f"{path}: line {number} is not a token: {characters} without spaces{example}")
         tokens.append(token)
     if not tokens:
         raise ConfigError(f"{path}: no token; write one per line")

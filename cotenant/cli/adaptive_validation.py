@@ -260,7 +260,7 @@ def _simulation_verdict(compared: AdaptiveComparison) -> str:
     same = (
         "the same decisions"
         if compared.decides_the_same
-        else "different decisions, which different observations explain"
+        else "different decisions, which different observations may explain"
     )
     return f"Simulation (its own observations): {same}. Live: {live or 'none'}. Simulated: {simulated or 'none'}."
 

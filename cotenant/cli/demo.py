@@ -65,7 +65,7 @@ def demo(
     ),
     report: ReportFile = None,
     job: Annotated[
-        bool, typer.Option("--job", help="Also train a digit classifier with PyTorch, on idle share.")
+        bool, typer.Option("--job", help="Also train a digit reader with PyTorch, on idle share.")
     ] = False,
     seed: Seed = 0,
     json: Json = False,
@@ -146,7 +146,7 @@ async def run(
                 result = await _load(server, addresses, requests, seconds=seconds, scale=scale, seed=seed, quiet=json)
                 if watch is not None:
                     trained = await watch.look()
-                    told.append(f"A digit classifier was trained on idle share: {watch.summary(trained)}.")
+                    told.append(f"A digit reader was trained on idle share: {watch.summary(trained)}.")
             if json:
                 show_json(result.to_json() if trained is None else _with_job(result, trained))
             else:

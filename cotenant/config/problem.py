@@ -250,7 +250,7 @@ def _kind(entry: _DeviceEntry, place: str) -> Kind:
     if entry.max_partitions is not None and entry.max_partitions < 1:
         raise ConfigError(f"{place}.max_partitions: {entry.max_partitions} must be at least 1")
     if entry.processors is not None and not 0 < entry.processors <= MAX_PROCESSORS:
-        raise ConfigError(f"{place}.processors: {entry.processors:g} must be above 0 and be at most {MAX_PROCESSORS}")
+        raise ConfigError(f"{place}.processors: {entry.processors:g} must be above 0 and at most {MAX_PROCESSORS}")
     count = parse_count(entry.count, f"{place}.count")
     kind = Kind(
         name=entry.kind,

@@ -118,5 +118,5 @@ def test_application_with_invalid_graph_raises_plan_error(stages: tuple[Stage, .
 
 @pytest.mark.parametrize("slo", [0.0, -1.0, float("inf"), float("nan")])
 def test_application_with_invalid_slo_raises_plan_error(slo: float) -> None:
-    with pytest.raises(PlanError, match="must be above 0 and be finite"):
+    with pytest.raises(PlanError, match="must be above 0 and finite"):
         Application(name="app", slo=slo, stages=(Stage(name="a", model="m"),))

@@ -138,5 +138,5 @@ def _rate(text: str) -> float:
 
 def _positive(value: float, place: str) -> float:
     if not 0 < value < math.inf:
-        raise ConfigError(f"{place}: {value:g} must be above 0 and be finite")
+        raise ConfigError(f"{place}: {value:g} must be above 0 and finite")
     return value

@@ -46,7 +46,7 @@ class InstanceService:
                 raise ConfigError(f"{place}: missing")
         for place, value in (("slo_ms", request.slo_ms), ("qps", request.qps)):
             if not 0 < value < math.inf:
-                raise ConfigError(f"{place}: {value:g} must be above 0 and be finite")
+                raise ConfigError(f"{place}: {value:g} must be above 0 and finite")
         wanted = Provision(
             name=request.name, model=request.model, kind=request.kind, slo=request.slo_ms / 1e3, rate=request.qps
         )

@@ -44,8 +44,8 @@ def put_tensors(payloads: Sequence[Payload], body: Body, start: int = 0) -> tupl
 class ModelTensors:
     """Take the tensors of one model's batches out of frames, checked.
 
-    Most are inline, in the order and the shapes that the model has, but for their rows. That is seen at a glance; what
-    is not so is looked at in full, which also says what is wrong.
+    Most are inline, in the order and the shapes that the model has, but for their rows. A fast path recognises
+    those; all others are checked in full, which also says what is wrong.
     """
 
     def __init__(self, model: WorkerModel) -> None:
@@ -56,10 +56,10 @@ class ModelTensors:
         self._specs = {spec.name: spec for spec in model.outputs}
 
     def are_plain_inputs(self, requests: Sequence[list[TensorPart]]) -> bool:
-        """Return whether these are at a glance the inputs of one batch."""
+        """Return whether the fast path recognises these as the inputs of one batch."""
         rows = 0
         for parts in requests:
-            more = _rows_at_a_glance(parts, self._inputs)
+            more = _fast_rows(parts, self._inputs)
             if not more:
                 return False
             rows += more
@@ -88,7 +88,7 @@ class ModelTensors:
             if isinstance(parts, str):
                 answers.append(FailedError(parts[:MAX_ERROR]))
                 continue
-            if _rows_at_a_glance(parts, self._outputs):
+            if _fast_rows(parts, self._outputs):
                 payload = tuple(
                     [Tensor(part.name, part.datatype, part.shape, cast(memoryview, part.data)) for part in parts]
                 )
@@ -138,7 +138,7 @@ def _fixed_rows(model: WorkerModel, specs: Sequence[TensorSpec]) -> tuple[_Rows,
     )
 
 
-def _rows_at_a_glance(parts: Sequence[TensorPart], expected: Sequence[_Rows]) -> int:
+def _fast_rows(parts: Sequence[TensorPart], expected: Sequence[_Rows]) -> int:
     """Return how many rows these inline tensors all have; 0 where they are not as expected."""
     if not parts or len(parts) != len(expected):
         return 0

@@ -405,7 +405,7 @@ def _checked_timing(timing: Timing, lasted: float, round_trip: float) -> Timing:
         timing.lent,
         lasted,
     )
-    if not (min(seconds) >= 0 and sum(seconds) < LONGEST) or timing.memory < 0:  # NaN is in no order: its sum is not
+    if not (min(seconds) >= 0 and sum(seconds) < LONGEST) or timing.memory < 0:  # a NaN fails a comparison
         raise NodeError(f"it says that a batch took {max(seconds, key=abs)} s")
     started = time.monotonic() - round_trip / 2 - max(lasted, timing.latency)
     return msgspec.structs.replace(timing, started=started)

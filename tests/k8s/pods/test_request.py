@@ -67,10 +67,10 @@ def test_read_pod_has_its_placement() -> None:
     ("annotations", "reason"),
     [
         ({SLO: "50"}, f'{SLO}: \'50\' has no unit of time; write it as "25ms" or "1.5s"'),
-        ({SLO: "0s"}, f"{SLO}: 0 must be above 0 and be finite"),
+        ({SLO: "0s"}, f"{SLO}: 0 must be above 0 and finite"),
         ({RATE: "many"}, f"{RATE}: 'many' is not a number of requests per second"),
-        ({RATE: "-1"}, f"{RATE}: -1 must be above 0 and be finite"),
-        ({RATE: "nan"}, f"{RATE}: nan must be above 0 and be finite"),
+        ({RATE: "-1"}, f"{RATE}: -1 must be above 0 and finite"),
+        ({RATE: "nan"}, f"{RATE}: nan must be above 0 and finite"),
         ({RATE: ""}, f"{RATE}: missing; a pod that asks for a share says {MODEL}, {SLO} and {RATE}"),
     ],
 )

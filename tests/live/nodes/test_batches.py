@@ -1,4 +1,4 @@
-"""What tensors a batch and its answers may have: the same at a glance as looked at in full."""
+"""What tensors a batch and its answers may have: the fast path takes what the full check does."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def answers(tensors: ModelTensors, asked: list[list[TensorPart]]) -> object:
 
 @settings(max_examples=200)
 @given(requests, st.sampled_from([-1, -1, -1, 2]))
-def test_tensors_at_a_glance_are_those_looked_at_in_full(asked: list[list[TensorPart]], rows: int) -> None:
+def test_fast_path_takes_what_the_full_check_does(asked: list[list[TensorPart]], rows: int) -> None:
     specs = (TensorSpec("x", "FP32", (rows, 2)), SPECS[1])
     tensors = ModelTensors(msgspec.structs.replace(MODEL, inputs=specs, outputs=specs))
     if tensors.are_plain_inputs(asked):
         assert [as_sent(payload) for payload in tensors.inputs(asked, None, None)] == asked
-    glanced = answers(tensors, asked)
+    fast = answers(tensors, asked)
     tensors._outputs = ()
-    assert glanced == answers(tensors, asked)
+    assert fast == answers(tensors, asked)
 
 
-def test_tensors_of_fixed_shape_are_taken_at_a_glance() -> None:
+def test_fast_path_takes_tensors_of_fixed_shape() -> None:
     def look(payload: Payload) -> None:
         raise AssertionError(payload)
 
