@@ -53,7 +53,7 @@ def test_file_has_devices_and_the_clusters_settings(tmp_path: Path) -> None:
         ('[[devices]]\nkind = ""', r"devices\[0\].kind: is empty"),
         ('[[devices]]\nkind = "a"\ncount = -1', r"devices\[0\].count: -1 devices"),
         ('[[devices]]\nkind = "a"\nprice = -1', r"devices\[0\].price: -1 must be finite"),
-        ('[[devices]]\nkind = "a"\n[[devices]]\nkind = "a"', r"devices\[1\].kind: 'a' stands twice"),
+        ('[[devices]]\nkind = "a"\n[[devices]]\nkind = "a"', r"devices\[1\].kind: 'a' appears twice"),
         ('[kubernetes]\nlease = "A b"', "kubernetes.lease: 'A b' is not a name"),
         (
             '[kubernetes]\nlease_duration = "0.5s"',

@@ -236,7 +236,7 @@ def read_profiles(
         key = (point.procs, point.share, point.batch)
         if key in points:
             raise ConfigError(
-                f"{place}:{line}: {name} on {kind} at {point.share / 10:g} % and batch {point.batch} stands twice"
+                f"{place}:{line}: {name} on {kind} at {point.share / 10:g} % and batch {point.batch} appears twice"
             )
         points[key] = point
     if zeros and not skip_zero_latency:

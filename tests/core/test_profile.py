@@ -166,7 +166,7 @@ def test_read_profiles_keeps_further_columns_as_features() -> None:
         (HEADER + "m,k,20,1e9,2,3\n", "p.csv:2: batch 1e+09 is not a whole number from 1 to 65536"),
         (HEADER + "m,k,20,1,2,-3\n", "p.csv:2: memory_mib -3 must not be negative"),
         (HEADER + "m,k,0,1,2,3\n", "p.csv:2: share_pct: a share of 0 % must be above 0 and at most 100"),
-        (HEADER + "\nm,k,20,1,2,3\n\nm,k,20,1,2,3\n", "p.csv:5: m on k at 20 % and batch 1 stands twice"),
+        (HEADER + "\nm,k,20,1,2,3\n\nm,k,20,1,2,3\n", "p.csv:5: m on k at 20 % and batch 1 appears twice"),
         (HEADER + ",k,20,1,2,3\n", "p.csv:2: model is empty"),
         (HEADER + "m,k,20,1,2," + 200_000 * "3", "p.csv:2: is not CSV: field larger than field limit"),
         (HEADER, "p.csv: no row below the header; a profile has at least one point"),

@@ -265,7 +265,7 @@ def test_tokens_are_asked_for_where_there_are_any(tmp_path: Path) -> None:
             with pytest.raises(InstanceError, match="does not know the token"):
                 await known.list()
             file.write_text("# none\n\n")
-            with pytest.raises(InstanceError, match="there is no token"):
+            with pytest.raises(InstanceError, match="no token; write one"):
                 await known.list()
             file.write_text(f"# new, then old\n\n{token}\nanother-token-of-16\n")  # as the server may have it
             assert await known.provision(order())
