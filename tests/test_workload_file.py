@@ -138,7 +138,7 @@ def test_read_failures_reads_the_workload_file(tmp_path: Path) -> None:
         Failure(nodes=("node-a", "node-b"), time=2.0, noticed=0.0),
     )
     file.write_text("workload = []\n[[failures]]\nparts = ['v100-0']\ntime = '1s'\nnoticed = '1s'\n")
-    with pytest.raises(ConfigError, match=r"failures\[0\]: noticed: it is about nodes, and none are named"):
+    with pytest.raises(ConfigError, match=r"failures\[0\]: noticed: it applies to nodes, and none are named"):
         read_failures(file)
     file.write_text("workload = []\n[[failures]]\nparts = []\ntime = '1s'\n")
     with pytest.raises(ConfigError, match=r"w\.toml: failures\[0\]: a failure of nothing; name a worker such as"):

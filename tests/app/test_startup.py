@@ -238,7 +238,7 @@ def test_busy_machine_does_not_cost_a_model_its_place(
     caplog.set_level(logging.WARNING)
     start = prepared(measured)
     assert start.deployment.slowdowns == {} and not start.deployment.plan.unserved
-    assert "no share is left that keeps the targets of identity, lookup beside them" in caplog.text
+    assert "no share left would keep the targets of identity, lookup beside them" in caplog.text
 
 
 def test_given_profiles_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_characterise_fills_matrices_that_the_filter_learns_from(program: Progra
     said = program("characterise", "mine.toml", "-o", "out", *SHORT)
     assert said.code == 0, said.err
     assert "left out: broken:" in said.err and "wrote out/configurations.csv" in said.err
-    assert "samples/s alone" in said.out and "lost beside another model on cpu" in said.out
+    assert "samples/s alone" in said.out and "lost co-located on cpu" in said.out
     header, *rows = csv.reader((folder / "out" / "configurations.csv").read_text().splitlines())
     assert len(header) == 1 + 3 * 4 and "cpu 50% offline" in header
     assert [row[0] for row in rows] == ["first", "second"]

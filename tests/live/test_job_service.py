@@ -253,17 +253,17 @@ def test_files_that_are_not_there_are_named(
 def test_server_that_has_no_driver_yet_says_so() -> None:
     core = StubCore()
     server = HttpServer(core, jobs=JobService())
-    assert error(submit(server, digits())) == (503, "no jobs are taken: the server is starting")
+    assert error(submit(server, digits())) == (503, "jobs are rejected: the server is starting")
     assert ask_later(server, request("GET", JOBS)).json == {"jobs": [], "problem": ""}
     off = HttpServer(core, jobs=JobService(off="jobs.enabled = false in the settings"))
-    assert error(submit(off, digits()))[1] == "no jobs are taken: jobs.enabled = false in the settings"
+    assert error(submit(off, digits()))[1] == "jobs are rejected: jobs.enabled = false in the settings"
     assert ask_later(HttpServer(core), request("GET", JOBS)).status == 404
     core.arena.close()
 
 
 def test_server_that_stops_takes_no_jobs_any_more(service: JobService) -> None:
     service.detach("the server stops")
-    with pytest.raises(UnavailableError, match="no jobs are taken: the server stops"):
+    with pytest.raises(UnavailableError, match="jobs are rejected: the server stops"):
         asyncio.run(service.submit(JobRequest(work=Training(source="digits"))))
 
 
