@@ -9,7 +9,7 @@ multiple of the rates. Mixed: priced fleets of 10 to 1,000 devices of two or thr
 
 Plans and bounds are of one world, evenly spaced requests (`arrivals = "even"`): no part of a gap is the price of
 random arrivals, for which `cotenant.planning` makes room in plans afterwards. No clock ends a search, so results do not
-depend on the machine. --time-limit is that of each plan; the default is that of a problem.
+depend on the machine. --time-limit is that of each plan, which counts its work up to half of it.
 
 Each problem is one line of the results file, which is continued where an earlier run stopped; --seconds ends a run
 after so long. The process is niced. The gap is relative to the bound: of the multiple from below, of the cost from
