@@ -74,6 +74,15 @@ def test_change_that_may_be_chance_is_no_proof_of_an_excess_over_the_plan() -> N
     assert world.controller._watches["a"].estimate.before is not None
 
 
+def test_few_requests_after_silence_are_no_proof_of_an_excess_over_the_plan() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1, 4.0), rates={"a": 4.0}))
+    world.observe(0.0, 60)
+    assert world.observe(8.0, 1.0) == []
+    assert world.controller._watches["a"].estimate.before == 0.0
+    assert world.controller._watches["a"].estimate.rate > 4.0
+
+
 def test_plan_that_serves_the_new_rate_is_kept() -> None:
     world = World()
     world.observe(100.0, 30)
@@ -299,6 +308,16 @@ def test_fewer_devices_are_looked_for_once_a_plan_has_turned_out_too_large() -> 
     assert isinstance(roll, Roll) and roll.plan.devices_used == 2
     world.rolled(roll)
     assert world.observe(200.0, 600.0) == []
+
+
+@pytest.mark.parametrize(("unserved", "asked"), [({}, 1), ({"b": 5.0}, 0)])
+def test_adopted_plan_that_leaves_rates_unserved_is_not_made_anew_for_a_small_fall(
+    unserved: dict[str, float], asked: int
+) -> None:
+    world = World(cooldown=20.0)
+    plan = msgspec.structs.replace(plan_of(3), unserved=unserved)
+    world.tell(Adopted(plan=plan, rates={"a": 100.0}))
+    assert len(world.observe(77.0, 150.0)) == asked
 
 
 def test_plan_that_saves_nothing_is_not_moved_to() -> None:
