@@ -174,6 +174,20 @@ def test_image_has_extras_that_exist_and_the_version_of_the_manifests() -> None:
     assert tag == chart["appVersion"] == __version__
 
 
+def test_image_copies_all_that_the_package_is_built_of() -> None:
+    root = DEPLOY.parent
+    text = (DEPLOY / "Containerfile").read_text()
+    copied: set[str] = set()
+    for sources, folder in re.findall(r"^COPY (?!--)(.+) (\S+)$", text, re.MULTILINE):
+        for source in sources.split():
+            assert (root / source).exists(), source
+            copied.add(f"{folder}{source}" if folder.endswith("/") else folder)
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", project["project"]["readme"], "LICENSE", *wheel["packages"], *wheel["force-include"]}
+    assert copied == {f"/source/{each}" for each in needed}
+
+
 def test_resources_of_the_documentation_are_admitted() -> None:
     text = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
     blocks = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml")[1:]]

@@ -7,11 +7,12 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -79,6 +80,13 @@ def serve_all(api: ApiDouble) -> None:
         api.put("pods", each | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}})
 
 
+def no_node_has_room(api: ApiDouble) -> None:
+    """Let the one pod that there is find no node."""
+    (pod,) = api.objects("pods")
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    api.put("pods", pod | {"status": {"phase": "Pending", "conditions": [full]}})
+
+
 @asynccontextmanager
 async def started(client: ApiClient, kind: type[InstanceClient] = InstanceClient) -> AsyncIterator[InstanceClient]:
     async with serving(client) as address:
@@ -89,59 +97,82 @@ async def started(client: ApiClient, kind: type[InstanceClient] = InstanceClient
             await asking.close()
 
 
-def test_rates_become_pods_and_pods_go_when_rates_fall() -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        metrics = Repository({"a": 150.0})
-        async with started(client) as asking:
-            scaling = controller(metrics, asking)
-            await scaling.step()
-            assert pods(api) == ["a-v100-0", "a-v100-1"]
-            written = len(api.writes)
-            await scaling.step()  # they are on their way
-            assert len(api.writes) == written
-            serve_all(api)
-            metrics.rates = {"a": 10.0}
-            for _ in range(3):
-                await scaling.step()
-            assert pods(api) == ["a-v100-0"]
+class Scene(msgspec.Struct):
+    """What a scenario has: an API with a template of model a, and an instance controller of it."""
 
-    play(main)
+    api: ApiDouble
+    asking: InstanceClient
+    metrics: Repository
+
+    def controller(self) -> ScalingController:
+        """Return a fresh scaling controller."""
+        return controller(self.metrics, self.asking)
+
+
+def scale(
+    scenario: Callable[[Scene], Awaitable[None]],
+    rate: float,
+    kind: type[InstanceClient] = InstanceClient,
+    *,
+    templates: bool = True,
+    seconds: float = 60.0,
+) -> None:
+    """Play a scenario in which Prometheus says that model a is asked at a rate."""
+
+    async def main(api: ApiDouble, client: ApiClient) -> None:
+        if templates:
+            api.put("podtemplates", template("a", "a"))
+        async with started(client, kind) as asking:
+            await scenario(Scene(api, asking, Repository({"a": rate})))
+
+    play(main, seconds)
+
+
+def test_rates_become_pods_and_pods_go_when_rates_fall() -> None:
+    async def scenario(scene: Scene) -> None:
+        scaling = scene.controller()
+        await scaling.step()
+        assert pods(scene.api) == ["a-v100-0", "a-v100-1"]
+        written = len(scene.api.writes)
+        await scaling.step()  # they are on their way
+        assert len(scene.api.writes) == written
+        serve_all(scene.api)
+        scene.metrics.rates = {"a": 10.0}
+        for _ in range(3):
+            await scaling.step()
+        assert pods(scene.api) == ["a-v100-0"]
+
+    scale(scenario, 150.0)
 
 
 def test_prometheus_away_leaves_all_as_it_is_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        metrics = Repository({"a": 150.0})
-        async with started(client) as asking:
-            scaling = controller(metrics, asking)
-            await scaling.step()
-            serve_all(api)
-            silences: tuple[dict[str, float] | None, ...] = (None, {})  # it does not answer; it has no data
-            for metrics.rates in silences:
-                for _ in range(9):
-                    assert await scaling.step() == []
-            assert len(pods(api)) == 2
-            assert caplog.text.count("rates are not known, instances stay as they are: away") == 1
+    async def scenario(scene: Scene) -> None:
+        scaling = scene.controller()
+        await scaling.step()
+        serve_all(scene.api)
+        silences: tuple[dict[str, float] | None, ...] = (None, {})  # it does not answer; it has no data
+        for scene.metrics.rates in silences:
+            for _ in range(9):
+                assert await scaling.step() == []
+        assert len(pods(scene.api)) == 2
+        assert caplog.text.count("rates are not known, instances stay as they are: away") == 1
 
     with caplog.at_level(logging.WARNING):
-        play(main)
+        scale(scenario, 150.0)
 
 
 def test_request_that_fails_is_asked_again_and_carried_out_once() -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        async with started(client) as asking:
-            scaling = controller(Repository({"a": 150.0}), asking)
-            with api.failing(500, "POST"):
-                assert len(await scaling.step()) == 2
-            assert pods(api) == []
-            with api.away():
-                assert await scaling.step() == []  # what there is, is not known
-            await scaling.step()
-            assert pods(api) == ["a-v100-0", "a-v100-1"]
+    async def scenario(scene: Scene) -> None:
+        scaling = scene.controller()
+        with scene.api.failing(500, "POST"):
+            assert len(await scaling.step()) == 2
+        assert pods(scene.api) == []
+        with scene.api.away():
+            assert await scaling.step() == []  # what there is, is not known
+        await scaling.step()
+        assert pods(scene.api) == ["a-v100-0", "a-v100-1"]
 
-    play(main)
+    scale(scenario, 150.0)
 
 
 def test_request_that_hangs_holds_up_no_other() -> None:
@@ -160,86 +191,69 @@ def test_request_that_hangs_holds_up_no_other() -> None:
                 self.second.set()
             return made
 
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        async with started(client, Hanging) as asking:
-            assert len(await controller(Repository({"a": 150.0}), asking).step()) == 2
-            assert pods(api) == ["a-v100-0", "a-v100-1"]
+    async def scenario(scene: Scene) -> None:
+        assert len(await scene.controller().step()) == 2
+        assert pods(scene.api) == ["a-v100-0", "a-v100-1"]
 
-    play(main, 20.0)
+    scale(scenario, 150.0, Hanging, seconds=20.0)
 
 
 def test_instance_that_is_there_already_is_not_said_to_be_one_more(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        async with started(client) as asking:
-            both = [controller(Repository({"a": 150.0}), asking) for _ in range(2)]
-            await asyncio.gather(*(each.step() for each in both))
-            assert caplog.text.count("one more on v100") == 2 == len(pods(api))
+    async def scenario(scene: Scene) -> None:
+        await asyncio.gather(*(scene.controller().step() for _ in range(2)))
+        assert caplog.text.count("one more on v100") == 2 == len(pods(scene.api))
 
     with caplog.at_level(logging.INFO):
-        play(main)
+        scale(scenario, 150.0)
 
 
 def test_fault_of_an_instance_that_comes_again_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-        async with started(client) as asking:
-            scaling = controller(Repository({"a": 50.0}), asking)
-            for _ in range(2):
-                await scaling.step()
-                (pod,) = api.objects("pods")
-                api.put("pods", pod | {"status": {"phase": "Pending", "conditions": [full]}})
-                await scaling.step()
-                await asking.release("a-v100-0")
-            assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 2
+    async def scenario(scene: Scene) -> None:
+        scaling = scene.controller()
+        for _ in range(2):
+            await scaling.step()
+            no_node_has_room(scene.api)
+            await scaling.step()
+            await scene.asking.release("a-v100-0")
+        assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 2
 
     with caplog.at_level(logging.WARNING):
-        play(main)
+        scale(scenario, 50.0)
 
 
 def test_answer_that_is_lost_makes_no_second_instance() -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        async with started(client, Lossy) as asking:
-            for _ in range(3):
-                await controller(Repository({"a": 150.0}), asking).step()  # each time a fresh one
-            assert pods(api) == ["a-v100-0", "a-v100-1"]
+    async def scenario(scene: Scene) -> None:
+        for _ in range(3):
+            await scene.controller().step()  # each time a fresh one
+        assert pods(scene.api) == ["a-v100-0", "a-v100-1"]
 
-    play(main)
+    scale(scenario, 150.0, Lossy)
 
 
 def test_two_scaling_controllers_at_once_make_what_one_makes() -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        api.put("podtemplates", template("a", "a"))
-        async with started(client) as asking:
-            both = [controller(Repository({"a": 350.0}), asking) for _ in range(2)]
-            await asyncio.gather(*(each.step() for each in both))
-            assert pods(api) == [f"a-v100-{n}" for n in range(5)]
+    async def scenario(scene: Scene) -> None:
+        await asyncio.gather(*(scene.controller().step() for _ in range(2)))
+        assert pods(scene.api) == [f"a-v100-{n}" for n in range(5)]
 
-    play(main)
+    scale(scenario, 350.0)
 
 
 def test_what_keeps_an_instance_from_serving_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(api: ApiDouble, client: ApiClient) -> None:
-        async with started(client) as asking:
-            scaling = controller(Repository({"a": 50.0}), asking)
-            for _ in range(3):
-                await scaling.step()
-            assert caplog.text.count("a-v100-0: model 'a' has no PodTemplate for 'v100'") == 1
-            api.put("podtemplates", template("a", "a"))
+    async def scenario(scene: Scene) -> None:
+        scaling = scene.controller()
+        for _ in range(3):
             await scaling.step()
-            (pod,) = api.objects("pods")
-            full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
-            api.put("pods", pod | {"status": {"phase": "Pending", "conditions": [full]}})
-            for _ in range(3):
-                await scaling.step()
-            assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 1
-            assert pods(api) == ["a-v100-0"]
+        assert caplog.text.count("a-v100-0: model 'a' has no PodTemplate for 'v100'") == 1
+        scene.api.put("podtemplates", template("a", "a"))
+        await scaling.step()
+        no_node_has_room(scene.api)
+        for _ in range(3):
+            await scaling.step()
+        assert caplog.text.count("instance a-v100-0 is stuck: 0/3 nodes") == 1
+        assert pods(scene.api) == ["a-v100-0"]
 
     with caplog.at_level(logging.WARNING):
-        play(main)
+        scale(scenario, 50.0, templates=False)
 
 
 def test_requests_that_a_real_prometheus_counts_become_pods(tmp_path: Path) -> None:
