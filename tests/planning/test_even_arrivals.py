@@ -56,3 +56,11 @@ def test_plan_says_whether_the_clock_ended_any_of_its_searches(arrivals: Arrival
 def test_problem_with_unknown_arrivals_is_an_error() -> None:
     with pytest.raises(PlanError, match="unknown arrivals 'bursts'"):
         msgspec.structs.replace(PROBLEM, arrivals="bursts")
+
+
+def test_proof_for_evenly_spaced_requests_is_none_of_a_plan_that_needs_more_for_random_ones() -> None:
+    asked = msgspec.structs.replace(PROBLEM, rates={"a": 231.0, "b": 147.0})
+    made = plan(asked, clock=None)
+    assert made.bound == 1 and made.devices_used == 2
+    assert made.provenance is not None
+    assert (made.provenance.proven, made.provenance.ended_by) == (None, "work")
