@@ -85,6 +85,8 @@ def test_workers_are_polled_more_often_once_a_full_batch_should_have_ended(
                 return len(polls)
 
             server._driver.full_batch_due = math.inf
+            assert count(0.1) == 0, "no worker has a batch"
+            monkeypatch.setattr(type(server._driver), "at_work", True)
             often = count(0.1)
             assert 90 <= often <= 0.1 / POLL_INTERVAL
             server._driver.full_batch_due = now
