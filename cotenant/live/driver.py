@@ -219,15 +219,11 @@ class Driver:
         if self._tracer is not None:
             self._tracer.arrived(request, trace)
         arriving = self._arriving
-        at_once = self._alone and len(self._callers) == 1
-        if self._together and not arriving and not at_once:
-            self._loop.call_soon(self._tell_arrived)
         arriving.append(request)
-        if at_once:
+        if now - arriving[0].arrived >= self._together or (self._alone and len(self._callers) == 1):
             self._tell_arrived()
-            return request_id
-        if now - arriving[0].arrived >= self._together:
-            self._tell_arrived()
+        elif len(arriving) == 1:
+            self._loop.call_soon(self._tell_arrived)
         return request_id
 
     def _time_left(self, within: float) -> float:
