@@ -64,9 +64,7 @@ def demo(
         "demo/plan.svg"
     ),
     report: ReportFile = None,
-    job: Annotated[
-        bool, typer.Option("--job", help="Also train a digit reader with PyTorch, on idle share.")
-    ] = False,
+    job: Annotated[bool, typer.Option("--job", help="Also train a digit reader with PyTorch, on idle share.")] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
