@@ -2,7 +2,7 @@
 
 An option does not depend on rates: a partition runs the batch that sustains most within its target under co-location,
 so it serves any rate up to that. Whether a set of options serves given rates is then a matter of sums, some
-microseconds for thousands of them; making them takes about a second for a kind, once for a problem.
+microseconds for thousands of them; making them takes seconds for a kind, once for a problem.
 
 Which options are good depends on what other devices leave to serve. So many such demands are drawn at random, and each
 cutting pattern of the device is filled for each of them, partition by partition, with the model, or the two that share
@@ -48,6 +48,7 @@ WORKER_COST = 0.005  # of its value, that a pattern is worth less for each worke
 # sustain at least: where targets leave room for small batches only, sharing in time wastes much.
 ROUND_PARTS, LEAST_TOGETHER = (20, 40, 60, 80), 0.8
 ROUNDS = 10  # of the search for batches
+MAX_PAIRED_MODELS = 20  # beyond which none share a partition: there are four ways for every two
 SAMPLED = 300  # fillings that tell what co-location leaves of each model
 
 Floats = NDArray[np.float64]
@@ -321,7 +322,7 @@ def _uses(problem: Problem, kind: Kind, share: int) -> _Uses:
     able = np.flatnonzero(most).tolist()
     contents = [_alone(model) for model in able]
     rates = [(float(most[model]), 0.0) for model in able]
-    for first, second in combinations(able, 2):
+    for first, second in combinations(able if len(able) <= MAX_PAIRED_MODELS else (), 2):
         curves = [_curve(problem, problem.models[model].name, kind.name, share) for model in (first, second)]
         for percent in ROUND_PARTS:
             content = (first, percent), (second, 100 - percent)
