@@ -68,7 +68,7 @@ def share_controller(
         typer.Option(
             "--recommender",
             metavar="HOST:PORT",
-            help="Recommender to take profiles and interference from, instead of PROBLEM.",
+            help="Recommender to take profiles and interference from, instead of PROBLEM's, which gives the devices.",
         ),
     ] = None,
     ca_file: CaFile = None,

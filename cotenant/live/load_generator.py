@@ -70,7 +70,9 @@ async def generate_load(
     try:
         await client.connect()
     except OSError as error:
-        raise ConfigError(f"no server answers at {address}: {error}; start one with `cotenant serve`") from None
+        raise ConfigError(
+            f"no server answers at {address!r}: {error.strerror or error}; start one with `cotenant serve`"
+        ) from None
 
     lag = Histogram()
     start = monotonic()

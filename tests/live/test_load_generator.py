@@ -155,7 +155,7 @@ def test_server_that_goes_away_fails_the_remaining_requests() -> None:
 
 def test_load_where_nothing_listens_is_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"^no server answers at 127\.0\.0\.1:9: .*; start one with `cotenant serve`$"
+        ConfigError, match=r"^no server answers at '127\.0\.0\.1:9': .*; start one with `cotenant serve`$"
     ):
         asyncio.run(generate_load("127.0.0.1:9", [MODEL], BODIES, arrivals(1), 1.0))
 

@@ -300,7 +300,8 @@ def _able_loads(problem: Problem, kind: Kind, instance: Instance) -> list[Load]:
 
 def _missed_beside(problem: Problem, residents: Sequence[Resident], new: Load) -> bool:
     """Return whether a resident would miss its target beside a new load. `fits` would say no, after much more work:
-    what it assumes of slowdowns only rises from what it is for these batches."""
+    what it assumes of slowdowns only rises from what it is for these batches, where more co-located loads slow no less.
+    """
     loads = [each.load for each in residents]
     return any(
         problem.interference.slowdown(each.load, (*loads[:i], *loads[i + 1 :], new)) > each.tolerates
