@@ -172,7 +172,7 @@ def test_reload_changed_settings_apply_and_fixed_ones_are_rejected(folder: Path)
         models = tuple(msgspec.structs.replace(model, slo=20.0) for model in settings.models)
         server.reload(msgspec.structs.replace(settings, models=models))
         assert server.status().targets == {"identity": 20.0, "lookup": 20.0}
-        with pytest.raises(cotenant.ConfigError, match="cannot change: grace"):
+        with pytest.raises(cotenant.ConfigError, match="cannot change while the server runs: grace"):
             server.reload(msgspec.structs.replace(settings, grace=1.0))
         with pytest.raises(cotenant.ConfigError, match="'nobody' has settings"):
             server.reload(msgspec.structs.replace(settings, models=(ModelSettings(name="nobody"),)))

@@ -33,5 +33,7 @@ def test_settings_missing_path_is_rejected_with_its_name() -> None:
 def test_check_reloadable_accepts_models_and_names_what_is_fixed(folder: Path) -> None:
     current = read_settings("serve.toml")
     check_reloadable(current, msgspec.structs.replace(current, planner="elastic", models=()))
-    with pytest.raises(ConfigError, match=r"cannot change: warm_workers, grace; restart the server"):
+    with pytest.raises(
+        ConfigError, match=r"cannot change while the server runs: warm_workers, grace; restart the server"
+    ):
         check_reloadable(current, msgspec.structs.replace(current, warm_workers=7, grace=1.5, planner="elastic"))

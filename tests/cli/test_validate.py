@@ -216,7 +216,10 @@ def test_adaptive_comparison_shows_both_runs() -> None:
     assert "× 1.25" in text
     assert "1.5 s" in text and "a is offered 200/s" in text
     assert "Replay (the same observations): the same decisions" in text
-    assert "Simulation (its own observations): other decisions" in text and "Live: rate: keep. Simulated: none." in text
+    assert (
+        "Simulation (its own observations): different decisions" in text
+        and "Live: rate: keep. Simulated: none." in text
+    )
     assert msgspec.structs.replace(compared, simulated=live).decides_the_same
 
 

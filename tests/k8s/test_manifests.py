@@ -184,7 +184,9 @@ def test_image_copies_all_that_the_package_is_built_of() -> None:
             copied.add(f"{folder}{source}" if folder.endswith("/") else folder)
     project = tomllib.loads((root / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {"pyproject.toml", project["project"]["readme"], "LICENSE", *wheel["packages"], *wheel["force-include"]}
+    fragments = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["fragments"]
+    described = {each["path"] for each in fragments if "path" in each}
+    needed = {"pyproject.toml", "LICENSE", *described, *wheel["packages"], *wheel["force-include"]}
     assert copied == {f"/source/{each}" for each in needed}
 
 

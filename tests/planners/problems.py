@@ -73,6 +73,7 @@ def embedded(scale: float = 1.0) -> Problem:
         "bert": (0.005, 0.050, 1.0, 1.0),
     }
     return Problem(
+        time_limit=1.0,
         models=tuple(Model(name=name, slo=slo) for name, (_, _, slo, _) in table.items()),
         rates={name: rate * scale for name, (_, _, _, rate) in table.items()},
         fleet=(Kind(name="cpu", cuts=EVERY_5),),

@@ -23,6 +23,7 @@ def largest(problem: Problem) -> Problem:
 def one_device(rate: float, slo: float = 0.1) -> Problem:
     """One model that takes 10 ms a request whatever the batch: 100 requests/s at most."""
     return Problem(
+        time_limit=1.0,
         models=(Model(name="a", slo=slo),),
         rates={"a": rate},
         fleet=(Kind(name="k"),),
@@ -38,6 +39,7 @@ def unlimited(problem: Problem) -> Problem:
 def two_halves(interference: Interference) -> Problem:
     """Two models of 10 ms a request on the whole device, which has two halves; the largest rate is asked for."""
     return Problem(
+        time_limit=1.0,
         models=(Model(name="a", slo=0.4), Model(name="b", slo=0.4)),
         rates={"a": 10.0, "b": 10.0},
         fleet=(Kind(name="k", cuts=(500,)),),

@@ -29,6 +29,7 @@ def varying(rate: float, cv: float = 0.0, attainment: float = 0.99) -> Problem:
     profile = linear("a", "k", 0.0, 0.010, cuts=(1000,), batches=(1, 4))
     points = [msgspec.structs.replace(point, features={"cv_pct": cv}) for point in profile.points]
     return Problem(
+        time_limit=1.0,
         models=(Model(name="a", slo=0.1, attainment=attainment),),
         rates={"a": rate},
         fleet=(Kind(name="k", count=1),),
