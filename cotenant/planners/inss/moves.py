@@ -24,7 +24,7 @@ CHOICES = DEVICES * EACH
 MOST_MOVES = 10  # of an episode
 # Moves of two devices at once: devices of which pairs are tried, pairs tried at most, options of the first of a pair,
 # and the part of what is unserved that such a move must serve.
-PAIRED, PAIRS, SHORTLIST, GAINED = 4, 6, 5, 1e-4
+PAIRED, PAIRS, SHORTLIST, GAINED = 4, 4, 5, 1e-4
 # Rewards: a step of the logarithm of what is unserved, so that the last percent counts like the first half; less for
 # opening a device, and for starting the workers of one.
 SMALL, OPENING, STARTING = 3e-3, 0.3, 0.03
