@@ -25,20 +25,18 @@ from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.budget import Deadline
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_look
+from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_iteration, seconds_per_look
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 MEMORY_LIMITS = 4  # rows of a kind whose partitions share memory
 SHARE_LIMITS = 5  # rows of a kind whose shares are added up
-# Seconds of work (`WorkBudget`) of the solver, linear programs: for each simplex iteration, by row and by entry of the
-# matrix. They include what is done around a solution, to make the program and to price columns.
+# Seconds of work (`WorkBudget`) of the solver, linear programs, besides simplex iterations: they include what is done
+# around a solution, to make the program and to price columns.
 SECONDS_PER_CALL = 1.5e-3
-SECONDS_PER_ITERATION_AND_ROW = 3e-8
-SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
 SECONDS_PER_COLUMN = 3e-6
-# Integer programs: fitted to 436 of them. Most of their work is not in the iterations that are told.
+# Integer programs: fitted to 436 of them. Most of their work is not in the iterations that HiGHS reports.
 SECONDS_PER_INTEGER_CALL = 2e-3
 SECONDS_PER_INTEGER_ITERATION = 1.4e-4
 
@@ -369,8 +367,8 @@ class CoverProgram:
             work = SECONDS_PER_INTEGER_CALL + SECONDS_PER_INTEGER_ITERATION * iterations
             work += seconds_per_look(self._entries) * taken
         else:
-            per_iteration = SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * self._entries
-            work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns) + iterations * per_iteration
+            work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns)
+            work += seconds_per_iteration(rows, self._entries) * iterations
         self.work = work
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None

@@ -140,7 +140,8 @@ class Diver:
 
         share: of the time that is left, which it may take.
         """
-        if share * self.budget.left() < MIN_SECONDS_PER_COLUMN * len(columns):
+        allowed = share * self.budget.left()
+        if allowed < MIN_SECONDS_PER_COLUMN * len(columns):
             return None
         added_up = frozenset(k for k, limit in enumerate(self.geometries) if limit is None)
         fleet = msgspec.structs.replace(self.fleet, added_up=added_up)
@@ -148,7 +149,7 @@ class Diver:
         answer = program.solve(
             gap=INTEGER_GAP,
             nodes=MAX_INTEGER_NODES,
-            looks=program.looks_for(share * self.budget.left()),
+            looks=program.looks_for(allowed),
             deadline=self.budget.deadline,
         )
         self.budget.spend(program.work)

@@ -17,17 +17,15 @@ from numpy.typing import NDArray
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_look
+from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_iteration, seconds_per_look
 
 Array = NDArray[np.float64]
 
 MAX_NODES = 1000  # for whole devices
 WHOLE_DEVICES_SHARE = 0.1  # of the work left that whole devices may take
-# Seconds of work: for each program, column, and simplex iteration by row and entry.
+# Seconds of work, besides simplex iterations: for each program and column.
 SECONDS_PER_CALL = 1e-3
 SECONDS_PER_COLUMN = 1e-5
-SECONDS_PER_ITERATION_AND_ROW = 3e-8
-SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
 
 
 class MilpInstance(msgspec.Struct, frozen=True):
@@ -132,9 +130,8 @@ def solve_milp(
     looks = run_solver(highs, most)
     info = highs.getInfo()
     if budget is not None:
-        per_iteration = SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * len(entries)
         work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * columns + seconds_per_look(len(entries)) * looks
-        budget.spend(work + per_iteration * max(int(info.simplex_iteration_count), 0))
+        budget.spend(work + seconds_per_iteration(rows, len(entries)) * max(int(info.simplex_iteration_count), 0))
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     solution = highs.getSolution()

@@ -16,11 +16,19 @@ from cotenant.planners.geometry.budget import Deadline
 MIN_LOOKS = 20  # to find any solution
 SECONDS_PER_LOOK = 4e-4  # of work, from one look to the next; with that by entry fitted to 436 programs
 SECONDS_PER_LOOK_AND_ENTRY = 5e-7  # and for each entry of the matrix
+# Of a linear program, for each simplex iteration: by row and by entry of the matrix.
+SECONDS_PER_ITERATION_AND_ROW = 3e-8
+SECONDS_PER_ITERATION_AND_ENTRY = 5e-9
 
 
 def seconds_per_look(entries: int) -> float:
     """Return the seconds of work from one look to the next, for a matrix of so many entries."""
     return SECONDS_PER_LOOK + SECONDS_PER_LOOK_AND_ENTRY * entries
+
+
+def seconds_per_iteration(rows: int, entries: int) -> float:
+    """Return the seconds of work of a simplex iteration of a linear program."""
+    return SECONDS_PER_ITERATION_AND_ROW * rows + SECONDS_PER_ITERATION_AND_ENTRY * entries
 
 
 def looks_for(work: float, entries: int) -> float:
