@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import msgspec
@@ -115,6 +115,11 @@ class ModelTensors:
             if self._specs and (spec is None or spec.datatype != tensor.datatype):
                 raise NodeError(f"model {name!r} has no output {tensor.name!r} that is {tensor.datatype}")
             _check_data(tensor)
+
+
+def tensors_by_model(models: Iterable[WorkerModel]) -> dict[str, ModelTensors]:
+    """Return what takes the tensors of each model of a lane, by name."""
+    return {model.name: ModelTensors(model) for model in models}
 
 
 class _Rows(msgspec.Struct, frozen=True):

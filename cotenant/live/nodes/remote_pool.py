@@ -26,7 +26,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_ERROR
 from cotenant.live.nodes import messages
-from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors
+from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors, tensors_by_model
 from cotenant.live.nodes.link import Link
 from cotenant.live.nodes.node import Node
 from cotenant.live.pool import BatchListener, Payload
@@ -121,7 +121,7 @@ class RemotePool:
 
     def _set_up(self, lane: LaneId, setup: LaneSetup) -> None:
         self._setups[lane] = setup
-        self._tensors[lane] = {model.name: ModelTensors(model) for model in setup.models}
+        self._tensors[lane] = tensors_by_model(setup.models)
 
     async def _spawn(self, worker: _Worker, *, fresh: bool, leaving: Collection[LaneId]) -> None:
         """Send the models that the node lacks, then start the worker."""

@@ -18,7 +18,7 @@ from cotenant.errors import CotenantError, NodeError, RequestError, WorkerError
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_RANK
-from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors
+from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors, tensors_by_model
 from cotenant.live.nodes.link import Link
 from cotenant.live.nodes.messages import (
     Answers,
@@ -120,7 +120,7 @@ class SessionPool:
             raise NodeError(f"worker {spawn.incarnation} of {lane} was spawned before")
         if len(self._lanes) >= MAX_LANES and lane not in self._lanes:
             raise NodeError(f"more than {MAX_LANES} lanes at once")
-        self._lanes[lane] = {model.name: ModelTensors(model) for model in setup.models}
+        self._lanes[lane] = tensors_by_model(setup.models)
         self._last[lane] = max(self._last.get(lane, 0), spawn.incarnation)
         self._starting.add(worker)
         if not spawn.standby:
@@ -162,7 +162,7 @@ class SessionPool:
     def _resize(self, setups: Mapping[LaneId, LaneSetup]) -> None:
         for lane, setup in setups.items():
             if lane in self._lanes:
-                self._lanes[lane] = {model.name: ModelTensors(model) for model in setup.models}
+                self._lanes[lane] = tensors_by_model(setup.models)
         try:
             self._pool.resize(setups)
         except CotenantError as error:  # their workers start again with what is wanted now
