@@ -7,6 +7,7 @@ most need data that others published.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 import time
@@ -159,11 +160,21 @@ def show_catalogue(known: Mapping[str, str], *, json: bool) -> None:
 
 
 def experiment_titles() -> dict[str, str]:
-    """What each experiment shows, by name. Raises ConfigError where there is no checkout."""
+    """What each experiment shows, by name. Raises ConfigError where there is no checkout.
+
+    Titles are read, not imported: to list experiments takes none of the extras that some of them need.
+    """
     folder = _experiments()
     files = sorted(file for pattern in ("fig[0-9]*.py", "table[0-9]*.py") for file in folder.glob(f"*/{pattern}"))
-    names = [f"{file.parent.name}/{file.stem}" for file in files]
-    return {name: experiment_module(name).TITLE for name in names}
+    return {f"{file.parent.name}/{file.stem}": _title(file) for file in files}
+
+
+def _title(file: Path) -> str:
+    for statement in ast.parse(file.read_text()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name("TITLE")], value=ast.Constant(str(title))):
+                return title
+    raise ConfigError(f'{file}: an experiment has its title in a line TITLE = "…"')
 
 
 def _experiments() -> Path:
@@ -178,11 +189,16 @@ def _experiments() -> Path:
 
 def experiment_module(name: str) -> Any:
     """Return the module of an experiment, from the folder next to the package. Raises ConfigError where there is no
-    checkout."""
+    checkout, or an extra is missing that the experiment needs."""
     _experiments()
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
-    return importlib.import_module(f"experiments.{name.replace('/', '.')}")
+    try:
+        return importlib.import_module(f"experiments.{name.replace('/', '.')}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{name} needs {error.name}: pip install --editable '.[learn,plot]' in the checkout"
+        ) from None
 
 
 def rows_table(title: str, rows: Sequence[msgspec.Struct]) -> Table:

@@ -194,3 +194,14 @@ def test_figures_go_to_one_folder(program: Program, folder: Path, monkeypatch: p
     monkeypatch.setattr(reproduce, "experiment_titles", lambda: {"gpulet/table05": "one of a paper"})
     assert program("reproduce", "gpulet", "--plot", "pictures").code == 0
     assert (folder / "pictures" / "gpulet-table05.svg").is_file() and not (folder / "reproduced").exists()
+
+
+def test_experiments_are_listed_without_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    titles = reproduce.experiment_titles()
+    assert list(titles) == NAMES and all(titles.values())
+    with pytest.raises(ConfigError, match=r"^inss/fig08 needs torch: pip install --editable '\.\[learn,plot\]'"):
+        reproduce.experiment_module("inss/fig08")
