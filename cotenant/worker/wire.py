@@ -29,7 +29,8 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     path: its file. platform: Triton's platform name, which selects the runner. max_batch: the largest batch in rows; it
     is run during warm-up. inputs, outputs: as the model describes them; warm-up replaces an open dimension by 1.
     batched: the first dimension of every input and output is the batch; otherwise each request runs by itself.
-    gradients: the model computes gradients, as a training step does. graphs: batch sizes to capture as CUDA graphs.
+    gradients: the model computes gradients, as a training step does. graphs: batch sizes to capture as CUDA graphs,
+    each with the fewest rows that are padded to it. must_capture: a model that cannot be captured is an error.
     latencies: seconds that a fake worker (`Setup.fake`) takes for 1, 2, … rows. parameters: as the model's
     configuration has them, for runners that read them.
     """
@@ -42,7 +43,8 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     batched: bool = True
     gradients: bool = False
-    graphs: tuple[int, ...] = ()
+    graphs: tuple[tuple[int, int], ...] = ()
+    must_capture: bool = False
     latencies: tuple[float, ...] = ()
     parameters: dict[str, str] = {}
 

@@ -26,7 +26,7 @@ from cotenant.core.tensor import DTYPES, TensorSpec
 from cotenant.errors import DeviceError, ModelError
 from cotenant.worker import runners
 from cotenant.worker.batch import BatchBuilder
-from cotenant.worker.runners import Runner
+from cotenant.worker.runners import Runner, pytorch
 from cotenant.worker.runners.arrays import Array, datatype
 from cotenant.worker.runners.pytorch import Torch, load_model
 from cotenant.worker.runners.torch_device import CpuDevice
@@ -67,7 +67,7 @@ class Reading(CpuDevice):
     def reads(self, parts: Sequence[Array]) -> bool:
         return True
 
-    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+    def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat(list(host))
 
 
@@ -98,7 +98,7 @@ class Counting(CpuDevice):
     def __init__(self) -> None:
         self.rows: list[int] = []
 
-    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+    def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
         self.rows.append(sum(len(part) for part in host))
         return super().to_device(host)
 
@@ -267,14 +267,17 @@ def test_pytorch_weights_out_of_memory_are_reported_as_such(
 
 
 class Recorder(CpuDevice):
-    """Records as a GPU does: the same kernels, on the same memory."""
+    """Captures as a GPU does: the same kernels, on the same memory. refused: why it captures nothing."""
 
-    def __init__(self) -> None:
-        self.recorded = 0
-        self.replayed = 0
+    def __init__(self, refused: str = "") -> None:
+        self.captured = self.replayed = self.tried = 0
+        self.refused = refused
 
-    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:  # type: ignore[override]
-        self.recorded += 1
+    def capture(self, compute: Callable[[], T], runs: int) -> tuple[T, Callable[[], None]]:  # type: ignore[override]
+        self.tried += 1
+        if self.refused:
+            raise RuntimeError(self.refused)
+        self.captured += 1
         result: Any = compute()
 
         def replay() -> None:
@@ -286,13 +289,18 @@ class Recorder(CpuDevice):
         return result, replay
 
 
-def test_pytorch_recorded_sizes_replay_and_others_run_eagerly(doubles: dict[str, WorkerModel]) -> None:
-    model = doubles["pytorch_module"]
+def captured(model: WorkerModel, place: Recorder, *, must: bool = False, **graphs: int) -> Torch:
+    """Load a model that captures graphs of sizes, each with the fewest rows that are padded to it."""
+    sizes = tuple((int(size[1:]), lowest) for size, lowest in graphs.items())
+    changed = msgspec.structs.replace(model, graphs=sizes, must_capture=must)
+    return Torch(changed, place, load_model(changed, torch.device("cpu")))
+
+
+def test_pytorch_captured_sizes_replay_and_others_run_eagerly(doubles: dict[str, WorkerModel]) -> None:
     place = Recorder()
-    graphs = WorkerModel(**{it: getattr(model, it) for it in model.__struct_fields__} | {"graphs": (1, 4, 4, 64)})
-    runner = Torch(graphs, place, load_model(model, torch.device("cpu")))
-    assert place.recorded == 2  # 64 is more than its largest batch
-    for rows, replayed in ((4, 1), (3, 1), (1, 2), (4, 3)):
+    runner = captured(doubles["pytorch_module"], place, _1=1, _4=4, _64=64)
+    assert place.captured == 2  # 64 is more than its largest batch
+    for rows, replayed in ((4, 1), (3, 1), (1, 2), (5, 2), (4, 3)):
         sent = np.random.default_rng(rows).random((rows, 2), np.float32)
         (_, y), _ = runner.run({"x": sent})
         np.testing.assert_allclose(y, 2 * sent)
@@ -300,13 +308,35 @@ def test_pytorch_recorded_sizes_replay_and_others_run_eagerly(doubles: dict[str,
     assert runner.memory == 0
 
 
+def test_pytorch_batches_are_padded_to_the_next_captured_size(doubles: dict[str, WorkerModel]) -> None:
+    place = Recorder()
+    runner = captured(doubles["pytorch_module"], place, _2=1, _8=4)
+    for number, (rows, padded) in enumerate(((8, 1), (5, 1), (4, 1), (3, 0), (2, 1), (1, 1), (7, 1))):
+        before = place.replayed
+        sent = np.random.default_rng(number).random((rows, 2), np.float32)
+        (_, y), (_, total) = runner.run({"x": sent})
+        np.testing.assert_allclose(y, 2 * sent)
+        np.testing.assert_allclose(total, 2 * sent.sum(1, keepdims=True), rtol=1e-6)
+        assert place.replayed - before == padded
+
+
+def test_pytorch_model_that_cannot_be_captured_runs_without_graphs(doubles: dict[str, WorkerModel]) -> None:
+    place, model = Recorder("operation not permitted when stream is capturing"), doubles["pytorch_module"]
+    runner = captured(model, place, _1=1, _4=2)
+    assert run(runner, [np.ones((3, 2), np.float32)]) == [[[2, 2]] * 3]
+    captured(model, place, _1=1, _4=2)  # another lane of the same module
+    assert place.tried == 1
+    with pytest.raises(ModelError, match=r"a batch of 4 cannot be captured .*: operation not permitted .*; remove"):
+        captured(model, place, must=True, _1=1, _4=2)
+
+
 def test_pytorch_inputs_of_dynamic_size_are_not_recorded(tmp_path: Path) -> None:
     spec = (TensorSpec("x", "FP32", (-1, -1)),)
     source = "import torch\nclass Same(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
-    model = modules.python(tmp_path, source, inputs=spec, outputs=spec, graphs=(1, 2))
+    model = modules.python(tmp_path, source, inputs=spec, outputs=spec, graphs=((1, 1), (2, 2)))
     place = Recorder()
     Torch(model, place, load_model(model, torch.device("cpu")))
-    assert place.recorded == 0
+    assert place.captured == 0
 
 
 def test_pytorch_named_inputs_and_outputs_are_matched(tmp_path: Path) -> None:
@@ -414,6 +444,25 @@ def test_pytorch_traced_module_creates_tensors_on_its_device(tmp_path: Path) -> 
     module: Any = load_model(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
     assert 'value="meta"' in str(module.inlined_graph) and 'value="cpu"' not in str(module.inlined_graph)
     assert run(load(modules.written(path, "pytorch_libtorch", outputs=y)), [np.ones((1, 2), np.float32)]) == [[[1, 2]]]
+
+
+class Shaped(torch.nn.Module):
+    """Computes a shape by tensors, as transformers' models do when they are traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0 : x.shape[1] + 0]
+
+
+def test_pytorch_traced_module_computes_shapes_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each shape would wait for the device, which a CUDA graph cannot hold."""
+    path = tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(torch.nn.Sequential(Shaped()), torch.ones(2, 2)).save(str(path))
+    y = (TensorSpec("y", "FP32", (-1, 2)),)
+    monkeypatch.setattr(pytorch, "_on_host", lambda value: torch.zeros((), dtype=value.dtype))  # meta has no values
+    module: Any = load_model(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
+    assert module(torch.ones(3, 2, device="meta")).shape == (3, 2)
 
 
 def test_pytorch_without_a_gpu_raises_device_error(doubles: dict[str, WorkerModel]) -> None:

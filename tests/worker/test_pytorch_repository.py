@@ -56,9 +56,8 @@ def test_describe_pytorch_model_matches_what_the_runner_takes(
     assert info.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
     assert [spec.shape for spec in info.outputs] == [(-1, 2), (-1, 1)]
     model = repository.worker_model(entry, info)
-    assert (model.path, model.platform, model.batched, model.gradients, model.graphs) == (
-        str(entry.path), platform, True, False, (),
-    )  # fmt: skip
+    assert (model.path, model.platform, model.batched, model.gradients) == (str(entry.path), platform, True, False)
+    assert bool(model.graphs) == (platform != "pytorch_module")
     runner, _ = runners.load_runner(model, threads=1, fake=False)
     (tensor,) = repository.sample_inputs(entry, info, 3, np.random.default_rng(0))
     answers = runner.run({"x": tensor.array()})
@@ -141,22 +140,50 @@ def test_describe_incomplete_config_raises_model_error(tmp_path: Path, saved: Pa
         describe(tmp_path)
 
 
+ALL = ((1, 1), (2, 2), (3, 3), (4, 4), (6, 5), (8, 7))
+
+
 @pytest.mark.parametrize(
-    ("config", "gradients", "graphs"),
+    ("config", "gradients", "graphs", "must"),
     [
-        ('parameters { key: "INFERENCE_MODE" value { string_value: "false" } }', True, ()),
-        ("optimization { cuda { graphs: true } }", False, (1, 2, 4, 8, 16, 32)),
-        ("optimization { cuda { graphs: true graph_spec [ { batch_size: 3 }, { batch_size: 0 } ] } }", False, (3, 1)),
-        ("optimization { cuda { graph_spec { batch_size: 3 } } }", False, ()),
+        ("", False, ALL, False),
+        ('parameters { key: "INFERENCE_MODE" value { string_value: "false" } }', True, (), False),
+        ("optimization { cuda { graphs: true } }", False, ALL, True),
+        ("optimization { cuda { graphs: false } }", False, (), False),
+        (
+            "optimization { cuda { graphs: true graph_spec [ { batch_size: 3 }, { batch_size: 0 } ] } }",
+            False,
+            ((3, 3), (1, 1)),
+            True,
+        ),
+        ("optimization { cuda { graph_spec { batch_size: 3 } } }", False, (), False),
+        (
+            "optimization { cuda { graphs: true graph_spec { batch_size: 5 graph_lower_bound { batch_size: 2 } } } }",
+            False,
+            ((5, 2),),
+            True,
+        ),
     ],
 )
 def test_worker_model_config_sets_gradients_and_graphs(
-    tmp_path: Path, saved: Path, config: str, gradients: bool, graphs: tuple[int, ...]
+    tmp_path: Path, saved: Path, config: str, gradients: bool, graphs: tuple[tuple[int, int], ...], must: bool
 ) -> None:
     put(tmp_path, saved, "model.pt", config=f"max_batch_size: 8 {EDGES} {config}")
     entry = repository.find_model(tmp_path, "m")
     model = repository.worker_model(entry, repository.describe(entry))
-    assert (model.gradients, model.graphs) == (gradients, graphs)
+    assert (model.gradients, model.graphs, model.must_capture) == (gradients, graphs, must)
+
+
+@pytest.mark.parametrize("largest", [1, 2, 5, 32, 100])
+def test_worker_model_graphs_hold_every_batch_and_pad_it_by_a_half_at_most(
+    tmp_path: Path, saved: Path, largest: int
+) -> None:
+    put(tmp_path, saved, "model.pt", config=f"max_batch_size: {largest} {EDGES}")
+    entry = repository.find_model(tmp_path, "m")
+    sizes = repository.worker_model(entry, repository.describe(entry)).graphs
+    for rows in range(1, largest + 1):
+        (size,) = [size for size, lowest in sizes if lowest <= rows <= size]
+        assert size <= 1.5 * rows
 
 
 class Named(torch.nn.Module):

@@ -61,7 +61,7 @@ def test_read_config_text_as_people_write_it_gives_its_values(tmp_path: Path) ->
     assert config.dynamic_batching == DynamicBatching(100)
     assert config.parameters == {"a": Parameter("b"), "empty": Parameter()}
     assert config.model_warmup == (Warmup({"x": WarmupInput((7,), zero_data=True)}),)
-    assert config.optimization.cuda.graphs
+    assert config.optimization.cuda and config.optimization.cuda.graphs
     assert config.fields["instance_group"] == [{"count": 2, "kind": "KIND_CPU"}]
 
 

@@ -98,8 +98,15 @@ class EnsembleScheduling(msgspec.Struct, frozen=True):
     step: tuple[EnsembleStep, ...] = ()
 
 
-class GraphSpec(msgspec.Struct, frozen=True):
+class GraphLowerBound(msgspec.Struct, frozen=True):
     batch_size: int = 1
+
+
+class GraphSpec(msgspec.Struct, frozen=True):
+    """Describe a CUDA graph. graph_lower_bound: batches from that size on are padded to it; none without it."""
+
+    batch_size: int = 1
+    graph_lower_bound: GraphLowerBound | None = None
 
 
 class Cuda(msgspec.Struct, frozen=True):
@@ -112,7 +119,9 @@ class ResponseCache(msgspec.Struct, frozen=True):
 
 
 class Optimization(msgspec.Struct, frozen=True):
-    cuda: Cuda = Cuda()
+    """cuda: None where the file has none, which leaves it to the server."""
+
+    cuda: Cuda | None = None
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

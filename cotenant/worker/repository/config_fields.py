@@ -64,8 +64,10 @@ FIELDS: Mapping[str, FieldUse] = {
     "batch_output": _refused("outputs would differ from the model's"),
     "optimization": _ignored("runners choose how to compute"),
     "optimization.cuda": _ignored("runners choose how to compute"),
-    "optimization.cuda.graphs": _honoured("PyTorch models on a GPU are captured as CUDA graphs"),
-    "optimization.cuda.graph_spec": _honoured("batch sizes to capture; its inputs and lower bound are ignored"),
+    "optimization.cuda.graphs": _honoured("whether PyTorch models on a GPU are captured as CUDA graphs"),
+    "optimization.cuda.graph_spec": _honoured(
+        "batch sizes to capture, and from which on to pad; its inputs are ignored"
+    ),
     "optimization.execution_accelerators": _ignored("ONNX Runtime runs models itself, without TensorRT or OpenVINO"),
     "optimization.priority": _ignored("`priority` of the settings says which models come first"),
     "optimization.eager_batching": _ignored("a batch is formed when its partition is free"),

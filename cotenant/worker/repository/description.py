@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 from cotenant.core.tensor import DTYPES, ModelInfo, TensorSpec
 from cotenant.errors import ModelError
 from cotenant.worker.external_data import check_external_data
-from cotenant.worker.repository.config import CONFIG, Parameter, TensorConfig
+from cotenant.worker.repository.config import CONFIG, Cuda, Parameter, TensorConfig
 from cotenant.worker.repository.layout import Entry, read_labels
 from cotenant.worker.torch_export import load_exported
 from cotenant.worker.tree_models import tree_specs
 from cotenant.worker.wire import WorkerModel
 
+CAPTURED = ("pytorch_libtorch", "pytorch_export")  # platforms whose files hold the whole computation
 DEFAULT_MAX_BATCH = 32  # rows, without a max_batch_size; the profile finds out which batches are worth it
 
 
@@ -58,9 +60,8 @@ def _parameters(entry: Entry) -> dict[str, str]:
 
 def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
     """Return what a worker loads to serve the model."""
-    cuda = entry.config.optimization.cuda
-    sizes = [spec.batch_size for spec in cuda.graph_spec] or [1 << power for power in range(6)]
     inference = entry.config.parameters.get("INFERENCE_MODE", Parameter("true"))
+    gradients = inference.string_value.lower() == "false"
     return WorkerModel(
         name=entry.name,
         path=str(entry.path),
@@ -69,10 +70,29 @@ def worker_model(entry: Entry, info: ModelInfo) -> WorkerModel:
         inputs=info.inputs,
         outputs=info.outputs,
         batched=info.max_batch_size > 0,
-        gradients=inference.string_value.lower() == "false",
-        graphs=tuple(max(1, size) for size in sizes) if cuda.graphs else (),
+        gradients=gradients,
+        graphs=_graphs(entry, max(1, info.max_batch_size), gradients=gradients),
+        must_capture=(entry.config.optimization.cuda or Cuda()).graphs,
         parameters=_parameters(entry),
     )
+
+
+def _graphs(entry: Entry, max_batch: int, *, gradients: bool) -> tuple[tuple[int, int], ...]:
+    """Return the batch sizes to capture as CUDA graphs, each with the fewest rows that are padded to it.
+
+    Without `graph_spec` every batch is padded, by a half at most. Without `cuda` those models are captured whose file
+    holds the whole computation: a Python module may do on the host what a graph would leave out.
+    """
+    cuda = entry.config.optimization.cuda or Cuda(graphs=entry.platform in CAPTURED and not gradients)
+    if not cuda.graphs:
+        return ()
+    if cuda.graph_spec:
+        return tuple(
+            (max(1, spec.batch_size), max(1, (spec.graph_lower_bound or spec).batch_size)) for spec in cuda.graph_spec
+        )
+    powers = [1 << power for power in range(max_batch.bit_length())]
+    sizes = sorted({size for power in powers for size in (power, power * 3 // 2) if size < max_batch} | {max_batch})
+    return tuple((size, below + 1) for below, size in itertools.pairwise([0, *sizes]))
 
 
 def _declared(entry: Entry, kind: str) -> tuple[TensorSpec, ...]:

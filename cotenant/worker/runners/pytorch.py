@@ -6,6 +6,7 @@ that trains is not shared: each lane has its own.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import importlib.util
 import inspect
@@ -39,12 +40,16 @@ TYPES = {
 }  # fmt: skip
 WARMUP_BATCHES = 3  # until libraries have chosen kernels and filled their caches
 SIZES_SECONDS = 1.0  # for batches of sizes that a thread has not run yet, before a lane serves
+GRAPHS_SECONDS = 3.0  # for capturing a model that need not be captured
+# Operators that take a number from the host beside a tensor of the device.
+ARITHMETIC = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder"}
 
 Module = Callable[..., Any]
 
 _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakValueDictionary()
 # By module and batch size, the device bytes that a batch of that size takes.
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+_not_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose capture failed
 _loading = threading.Lock()
 _met = threading.local()  # sizes: those that a thread has run, by module
 
@@ -104,7 +109,12 @@ def _load_torchscript(model: WorkerModel, device: torch.device) -> Module:
 
 
 def _move_constants(module: Any, device: torch.device) -> None:
-    """Retarget device constants of traced graphs: PyTorch moves weights only, not the tensors that a graph creates."""
+    """Put the constants of traced graphs where they belong.
+
+    Tensors that a graph creates must be on the device, since PyTorch moves weights only. Integers that it computes
+    shapes with must be on the host, where PyTorch moves them from: each would make the host wait for the device, which
+    a CUDA graph cannot hold.
+    """
     for part in module.modules():
         try:
             graph = part.graph
@@ -114,8 +124,17 @@ def _move_constants(module: Any, device: torch.device) -> None:
         ):  # a container computes nothing, which releases of PyTorch say differently
             continue
         for node in graph.findAllNodes("prim::Constant"):
-            if node.output().type().kind() == "DeviceObjType":
+            kind = node.output().type().kind()
+            if kind == "DeviceObjType":
                 node.s_("value", str(device))
+            elif kind == "TensorType" and {use.user.kind() for use in node.output().uses()} <= ARITHMETIC:
+                value = node.t("value")
+                if not value.dim() and not value.is_floating_point():
+                    node.t_("value", _on_host(value))
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    return value.cpu()
 
 
 def _load_export(model: WorkerModel, device: torch.device) -> Module:
@@ -204,20 +223,22 @@ class Torch:
         self._place = place
         self._module = module
         self._inputs = {spec.name: spec for spec in model.inputs}
+        self._first = model.inputs[0].name
         self._by_name = set(self._inputs) <= _arguments(module)
         self._joined: dict[str, tuple[Array, Sequence[torch.Tensor]]] = {}  # by input: what stands for it, and its rows
-        self._graphs: dict[tuple[tuple[int, ...], ...], _Graph] = {}
+        self._graphs: dict[int, _Graph] = {}  # by rows
+        self._sizes: list[int] = []  # theirs, in order
         self._weights = _weight_bytes(module) if place.device.type != "cpu" else 0
         batch_memory = _batch_memory.setdefault(module, {})
         self.warmed = model.max_batch in batch_memory
         # Memory cached by other models of the lane would hide what this one takes: release it first.
         before = 0 if self.warmed else place.release()
-        if place.device.type == "cuda":
-            if not self.warmed:
-                warm_up(self, WARMUP_BATCHES)
-                self._met_sizes().update({1, model.max_batch} if model.batched else ())
-            self._warm_up_sizes()
+        if place.device.type == "cuda" and not self.warmed:
+            warm_up(self, WARMUP_BATCHES)
+            self._met_sizes().update({1, model.max_batch} if model.batched else ())
         self._capture_graphs()
+        if place.device.type == "cuda":
+            self._warm_up_sizes()
         self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
 
     @property
@@ -246,9 +267,14 @@ class Torch:
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         try:
             with self._place.scope(), self._mode():
-                given = [self._given(name, inputs[name]) for name in self._inputs]
-                graph = self._graphs.get(tuple([tuple(tensor.shape) for tensor in given]))
-                outputs = self._compute(given) if graph is None else graph.run(given)
+                rows = len(inputs[self._first]) if self.model.batched else None
+                graph = self._graph_for(rows or 1)
+                if graph is None:
+                    outputs = self._compute([self._given(name, inputs[name]) for name in self._inputs])
+                else:
+                    for name, buffer in graph.inputs.items():
+                        self._given(name, inputs[name], buffer)
+                    outputs = graph.run(rows)
                 copied = [(spec, self._place.to_host(self._checked(spec, value))) for spec, value in outputs]
             self.device = self._place.wait()
         except ModelError:
@@ -281,13 +307,21 @@ class Torch:
         ):
             yield
 
-    def _given(self, name: str, array: Array) -> torch.Tensor:
-        """Copy an input to the device, by way of staging memory if it was not joined."""
+    def _graph_for(self, rows: int) -> _Graph | None:
+        """Return the smallest graph that holds the batch; None if none does, or if so few rows are not padded to it."""
+        place = bisect.bisect_left(self._sizes, rows)
+        if place == len(self._sizes):
+            return None
+        graph = self._graphs[self._sizes[place]]
+        return graph if graph.lowest <= rows else None
+
+    def _given(self, name: str, array: Array, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy an input to the device, by way of staging memory if it was not joined. into: first rows of which."""
         joined = self._joined.get(name)
         if joined is None or joined[0] is not array:
             self.join(name, [array], array.shape)
             joined = self._joined[name]
-        return self._place.to_device(joined[1])
+        return self._place.to_device(joined[1], into)
 
     def _compute(self, given: Sequence[torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
         result = self._module(**dict(zip(self._inputs, given, strict=True))) if self._by_name else self._module(*given)
@@ -328,53 +362,82 @@ class Torch:
         for rows in sorted(range(1, model.max_batch + 1), key=lambda rows: (rows not in powers, -rows)):
             if time.monotonic() > until:
                 return
-            if rows not in met:
+            if rows not in met and self._graph_for(rows) is None:
                 with suppress(ModelError):  # it may reject some sizes, which its callers are told then
                     self.run({spec.name: filled_array(spec, rows, 1, batched=True) for spec in model.inputs})
                 met.add(rows)
 
     def _capture_graphs(self) -> None:
-        """Capture CUDA graphs, largest first so that the others fit its memory; none if an input size is not fixed."""
-        model = self.model
-        sizes = {rows for rows in model.graphs if rows <= model.max_batch}
-        if any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+        """Capture CUDA graphs, the largest first so that the others fit its memory; none if an input size is not fixed.
+
+        Raises ModelError for a model that must be captured and cannot be. Another runs without graphs, or without those
+        for which there was no time.
+        """
+        model, optional = self.model, not self.model.must_capture
+        if any(-1 in spec.shape[model.batched :] for spec in model.inputs) or (
+            optional and self._module in _not_captured
+        ):
             return
-        for rows in sorted(sizes, reverse=True):
-            with self._mode():
-                with self._place.scope():
-                    ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-                    given = [self._given(name, array) for name, array in ones.items()]
-                self._place.wait()
-                self._joined.clear()
-                try:
-                    captured = self._place.capture(functools.partial(self._compute, given))
-                except RuntimeError as error:
-                    raise ModelError(
-                        f"{model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
-                        "remove `optimization { cuda { graphs } }` from config.pbtxt"
-                    ) from None
-            if captured is not None:
-                self._graphs[tuple([tuple(tensor.shape) for tensor in given])] = _Graph(given, *captured)
+        until = time.monotonic() + GRAPHS_SECONDS
+        largest, *others = sorted(model.graphs, reverse=True) or [(0, 1)]
+        for size, lowest in (largest, *reversed(others)):
+            rows = min(size, model.max_batch)
+            if lowest > rows or rows in self._graphs:
+                continue
+            if optional and time.monotonic() > until:
+                break
+            try:
+                graph = self._captured(rows, lowest)
+            except RuntimeError as error:
+                if optional:
+                    _not_captured.add(self._module)
+                    break
+                raise ModelError(
+                    f"{model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
+                    "remove `optimization { cuda { graphs } }` from config.pbtxt"
+                ) from None
+            if graph is None:
+                return
+            self._graphs[rows] = graph
+        self._sizes = sorted(self._graphs)
+
+    def _captured(self, rows: int, lowest: int) -> _Graph | None:
+        model = self.model
+        with self._mode():
+            with self._place.scope():
+                ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
+                given = {name: self._given(name, array) for name, array in ones.items()}
+            self._place.wait()
+            self._joined.clear()
+            runs = 1 if self._graphs else WARMUP_BATCHES
+            captured = self._place.capture(functools.partial(self._compute, list(given.values())), runs)
+        return None if captured is None else _Graph(given, lowest, *captured)
 
 
 class _Graph:
-    """Replay a captured CUDA graph, which always reads and writes the same memory."""
+    """Replay a captured CUDA graph, which always reads and writes the same memory.
+
+    lowest: number of rows from which on a batch is padded to its size.
+    """
 
     def __init__(
         self,
-        inputs: Sequence[torch.Tensor],
+        inputs: dict[str, torch.Tensor],
+        lowest: int,
         outputs: list[tuple[TensorSpec, torch.Tensor]],
         replay: Callable[[], None],
     ) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
+        self.lowest = lowest
         self._outputs = outputs
         self._replay = replay
 
-    def run(self, given: Sequence[torch.Tensor]) -> list[tuple[TensorSpec, torch.Tensor]]:
-        for buffer, value in zip(self._inputs, given, strict=True):
-            buffer.copy_(value)
+    def run(self, rows: int | None) -> list[tuple[TensorSpec, torch.Tensor]]:
+        """Return the outputs of the first rows of its inputs; None: of all. Other rows are those of earlier batches."""
         self._replay()
-        return self._outputs
+        if rows is None:
+            return self._outputs
+        return [(spec, value[:rows] if isinstance(value, torch.Tensor) else value) for spec, value in self._outputs]
 
 
 def _arguments(module: Module) -> set[str]:

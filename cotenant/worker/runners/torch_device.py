@@ -11,7 +11,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -47,8 +47,11 @@ class TorchDevice(Protocol):
         """Return whether the device copies these arrays from where they are as fast as from staging memory."""
         ...
 
-    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Copy tensors to the device, joined by their first dimension: one that is staged, or such as it reads."""
+    def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy tensors to the device, joined by their first dimension: one that is staged, or such as it reads.
+
+        into: a tensor of the device whose first rows they become; a new one without it.
+        """
         ...
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
@@ -71,10 +74,11 @@ class TorchDevice(Protocol):
         """Release cached memory that is not in use; return the bytes that still are."""
         ...
 
-    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]] | None:
+    def capture(self, compute: Callable[[], T], runs: int) -> tuple[T, Callable[[], None]] | None:
         """Capture a computation; return its result and a function that replays it in the same memory.
 
-        None if replaying would save nothing.
+        runs: how often to run it before. None if replaying would save nothing. Raises RuntimeError if it cannot be
+        captured; it can then still be run.
         """
         ...
 
@@ -91,9 +95,9 @@ class CpuDevice:
     def reads(self, parts: Sequence[Array]) -> bool:
         return False
 
-    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
+    def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
         (staged,) = host
-        return staged
+        return staged if into is None else into[: len(staged)].copy_(staged)
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous()
@@ -110,7 +114,7 @@ class CpuDevice:
     def release(self) -> int:
         return 0
 
-    def capture(self, compute: Callable[[], T]) -> None:
+    def capture(self, compute: Callable[[], T], runs: int) -> None:
         return None
 
 
@@ -151,11 +155,14 @@ class CudaDevice:
             for part in parts
         )
 
-    def to_device(self, host: Sequence[torch.Tensor]) -> torch.Tensor:
-        if len(host) == 1:
+    def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
+        if len(host) == 1 and into is None:
             return host[0].to(self.device, non_blocking=True)
         rows = sum(len(part) for part in host)
-        joined = torch.empty((rows, *host[0].shape[1:]), dtype=host[0].dtype, device=self.device)
+        if into is None:
+            joined = torch.empty((rows, *host[0].shape[1:]), dtype=host[0].dtype, device=self.device)
+        else:
+            joined = into[:rows]
         for place, part in zip(joined.split([len(part) for part in host]), host, strict=True):
             place.copy_(part, non_blocking=True)
         return joined
@@ -191,9 +198,9 @@ class CudaDevice:
         streams = (self._stream.cuda_stream, *others)
         return [segment for segment in torch.cuda.memory.memory_snapshot() if segment["stream"] in streams]
 
-    def capture(self, compute: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+    def capture(self, compute: Callable[[], T], runs: int) -> tuple[T, Callable[[], None]]:
         with self.scope():  # libraries choose kernels and allocate workspaces before the capture
-            for _ in range(3):
+            for _ in range(runs):
                 compute()
         self.wait()
         graph = torch.cuda.CUDAGraph()
@@ -201,10 +208,21 @@ class CudaDevice:
         with _allocator, torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                result = compute()
-            finally:
-                graph.capture_end()
+                try:
+                    result = compute()
+                finally:
+                    graph.capture_end()
+            except RuntimeError:
+                self._abandon_capture()
+                raise
         return result, graph.replay
+
+    def _abandon_capture(self) -> None:
+        """Tell the allocator that a capture has failed: before 2.12 PyTorch does not (its pull request 180395), and
+        the process would abort at a later allocation. The memory of the capture is never used again."""
+        with suppress(RuntimeError):  # the allocator has been told
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 _readable: weakref.WeakKeyDictionary[mmap.mmap, range] = weakref.WeakKeyDictionary()  # addresses, by mapping
