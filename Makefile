@@ -76,7 +76,7 @@ bench: $(TOOLS)
 # All that needs a GPU, in stages that each end in time and go on where an earlier run stopped: docs/gpus.md. Without a
 # GPU, BACKEND=cpu runs the same with small models. GPU_PYTHON: has what pyproject.toml asks for; nothing is installed.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-STAGE ?= 1 2 3 4
+STAGE ?= 1 2 3 4 5
 BACKEND ?= green mps
 OUT ?= build/gpu
 KNOWN ?= data/gpu

@@ -1,10 +1,10 @@
 """Run everything that needs a GPU, in stages with a time limit that continue where an earlier run stopped.
 
-    make gpu-check [STAGE="1 2 3 4"] [BACKEND="green mps"] [OUT=results] [KNOWN=data/gpu] [LIMIT=570]
+    make gpu-check [STAGE="1 2 3 4 5"] [BACKEND="green mps"] [OUT=results] [KNOWN=data/gpu] [LIMIT=570]
     python -m benchmarks.gpu --stage 2 3 --backend green --out results --seconds 570
 
 1 inventory of this machine, and tests marked `gpu`   2 profiles, memory and counters   3 pairs
-4 all models live, compared with the simulator, and the largest rate of three planners
+4 all models live, compared with the simulator, and the largest rate of three planners   5 `cotenant serve` under load
 
 With the backend `cpu` the same stages run in minutes on a machine without a GPU, with small models.
 """
@@ -20,14 +20,14 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.gpu import checks, live, pairs, profiles
+from benchmarks.gpu import checks, live, pairs, profiles, serve
 from benchmarks.gpu.session import PAPER, SMALL, Session, Target
 from cotenant.errors import CotenantError, DeviceError
 from cotenant.live.deployment import ServableModel
 from cotenant.zoo import TORCH
 
-STAGES = {2: profiles.run, 3: pairs.run, 4: live.run}  # stages that need the models
-WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0}  # of stages in the time; unused time goes to later stages
+STAGES = {2: profiles.run, 3: pairs.run, 4: live.run, 5: serve.run}  # stages that need the models
+WEIGHTS = {1: 4.0, 2: 6.0, 3: 3.0, 4: 4.0, 5: 3.0}  # of stages in the time; unused time goes to later stages
 RESERVE = 5.0  # seconds kept for the end
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4), default=[1, 2, 3, 4])
+    parser.add_argument("--stage", type=int, nargs="+", choices=(1, 2, 3, 4, 5), default=[1, 2, 3, 4, 5])
     parser.add_argument("--backend", nargs="+", choices=("cpu", "green", "mps", "mig"), default=["green", "mps"])
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="Folder for results.")
     parser.add_argument(

@@ -94,7 +94,7 @@ async def _served(
     rest: float,
 ) -> None:
     """Serve all models and measure. rest: seconds to leave for later backends."""
-    builder, deployment = await _prepared(session, name, models, backend)
+    builder, deployment = await prepared(session, name, models, backend)
     if deployment.plan.unserved:
         session.lacks(
             f"{name}: {', '.join(deployment.plan.unserved)}: not served, or not in full; no share that serves them"
@@ -172,7 +172,7 @@ def _with_looser_slos(deployment: Deployment, factor: int) -> Deployment:
     )
 
 
-async def _prepared(
+async def prepared(
     session: Session, name: str, models: Sequence[str], backend: Backend
 ) -> tuple[DeploymentBuilder, Deployment]:
     """Build the deployment.

@@ -1,4 +1,4 @@
-"""Stage 2: profiles of the models at ten shares and six batches under each backend, and counters of their kernels.
+"""Stage 2: profiles of the models at eight shares and six batches under each backend, and counters of their kernels.
 
 `profiles-<backend>.csv` has latency and memory and, on a GPU, `cuda_ms` and NVML's readings of power, clock and
 utilisation. With `kernels.json`, the counters of Nsight Compute on the whole device, its points get features for
@@ -31,7 +31,7 @@ from cotenant.profiling import counters
 from cotenant.profiling.counters import Kernel
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles
 
-SHARES = tuple(range(100, 1001, 100))
+SHARES = (100, 200, 300, 400, 500, 600, 800, 1000)
 SECONDS = 0.1  # for a point
 PROFILES = 3  # of the time, those of a backend, where counters get 1
 EVERY = 20  # points between writes

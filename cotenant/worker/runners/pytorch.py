@@ -374,12 +374,12 @@ class Torch:
         for which there was no time.
         """
         model, optional = self.model, not self.model.must_capture
-        if any(-1 in spec.shape[model.batched :] for spec in model.inputs) or (
-            optional and self._module in _not_captured
-        ):
+        if not model.graphs or any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+            return
+        if optional and self._module in _not_captured:
             return
         until = time.monotonic() + GRAPHS_SECONDS
-        largest, *others = sorted(model.graphs, reverse=True) or [(0, 1)]
+        largest, *others = sorted(model.graphs, reverse=True)
         for size, lowest in (largest, *reversed(others)):
             rows = min(size, model.max_batch)
             if lowest > rows or rows in self._graphs:
