@@ -1,8 +1,8 @@
 """Stage 5: `cotenant serve` as a user starts it, under load over HTTP: `serve.json`, and `serve-<backend>.log`.
 
-Its models get half of what the planner finds the device able to serve, by Poisson arrivals from a process of its own.
-Then the highest rate doubles, a worker is killed, and a training step runs as a best-effort job, in turns with and
-without it.
+Its models get half of what the planner finds the device able to serve, or as much of it as one load generator can send,
+by Poisson arrivals from a process of its own. Then the highest rate doubles, a worker is killed, and a training step
+runs as a best-effort job, in turns with and without it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -29,16 +30,18 @@ from benchmarks.gpu.session import Session
 from benchmarks.harness import processor_time
 from cotenant.backends import nvidia
 from cotenant.cli.client import fetch_status
+from cotenant.core.tensor import DTYPES
 from cotenant.errors import CotenantError
 from cotenant.live.deployment import ServableModel
 from cotenant.live.status import Status
 
 LOAD = 0.5  # of the planned rates
-MOST = 1200.0  # requests/s in all, which one load generator can send with images of 588 KiB
+BYTES, REQUESTS = 250e6, 1500.0  # a second, that one load generator can send
 SETTLE, STEADY, DOUBLED, KILLED, TURN = 5.0, 10.0, 12.0, 12.0, 6.0  # seconds
 KILL_AFTER = 2.0  # seconds
 ROUNDS = 2  # of turns without and with the job
-JOB = "albert_train"
+JOB, JOB_START = "albert_train", 40.0  # seconds until its first step
+LARGE = 1 << 16  # bytes of a request's inputs
 START, STOP = 180.0, 30.0  # seconds that the server may take
 LEAST = 60.0  # seconds that the stage takes at least
 
@@ -62,7 +65,7 @@ def run(session: Session, models: Mapping[str, ServableModel]) -> None:
             session.lacks(f"{name}: cotenant serve: no plan serves a model")
             continue
         whole = sum(plan.rates().values())
-        rates = {model: min(LOAD, MOST / whole) * rate for model, rate in plan.rates().items() if rate}
+        rates = _to_send({model: models[model] for model in there}, plan.rates())
         result = results[name] = {"planned_s": whole, "rates": rates}
         try:
             with _serving(session, name, rates) as (pid, address, started):
@@ -72,6 +75,20 @@ def run(session: Session, models: Mapping[str, ServableModel]) -> None:
             session.lacks(f"{name}: cotenant serve: {type(error).__name__}: {error}")
         finally:
             session.write(path.name, msgspec.json.format(msgspec.json.encode(results), indent=1))
+
+
+def _to_send(models: Mapping[str, ServableModel], planned: Mapping[str, float]) -> dict[str, float]:
+    """Return the requests/s to send of each model: of those with large inputs fewer, if all would be too much."""
+    size = {
+        name: sum(DTYPES[s.datatype].itemsize * math.prod(s.shape[1:]) for s in it.info.inputs)
+        for name, it in models.items()
+    }
+    rates = {name: LOAD * planned.get(name, 0.0) for name in models}
+    large = {name for name in models if size[name] > LARGE}
+    sent = sum(size[name] * rates[name] for name in large)
+    rates = {name: rate * (min(1.0, BYTES / sent) if name in large else 1.0) for name, rate in rates.items()}
+    whole = sum(rates.values())
+    return {name: rate * min(1.0, REQUESTS / whole) for name, rate in rates.items() if rate}
 
 
 def settings_text(session: Session, backend: str, rates: Mapping[str, float]) -> str:
@@ -226,10 +243,9 @@ class _Visit:
         for number in range(ROUNDS):
             for beside in (False, True) if number % 2 == 0 else (True, False):
                 if beside:
-                    async with asyncio.timeout(TURN + 30):
-                        job = await self._submit()
-                        tick = await self._sent(TURN, self._rates, 10 + number)
-                        state = await self._cancel(job)
+                    job = await self._submit()
+                    tick = await self._sent(TURN, self._rates, 10 + number)
+                    state = await self._cancel(job)
                     found["with"].append(_figures(tick) | {"job": state})
                 else:
                     await asyncio.sleep(1.0)
@@ -241,10 +257,13 @@ class _Visit:
     async def _submit(self) -> str:
         said = await self._command("jobs", "submit", "--train", JOB, "--batch", "4", "--steps", "1000000", "--json")
         job = str(json.loads(said)["job"]["id"])
+        until = time.monotonic() + JOB_START
         while True:
             status = next(each for each in (await self._status()).jobs if each.job.id == job)
-            if status.progress.steps or status.state.ended:
+            if status.progress.steps:
                 return job
+            if status.state.ended or time.monotonic() > until:
+                raise OSError(f"{JOB} has taken no step: {status.state}: {status.reason}")
             await asyncio.sleep(0.1)
 
     async def _cancel(self, job: str) -> dict[str, Any]:

@@ -49,6 +49,8 @@ Module = Callable[..., Any]
 _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakValueDictionary()
 # By module and batch size, the device bytes that a batch of that size takes.
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+# Staging memory of batches that broke their device: to free it is to ask the device, which aborts the process.
+_lost: list[object] = []
 _not_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose capture failed
 _loading = threading.Lock()
 _met = threading.local()  # sizes: those that a thread has run, by module
@@ -283,6 +285,7 @@ class Torch:
             raise ModelError(f"no device memory for this batch: {_brief(error)}") from None
         except Exception as error:  # noqa: BLE001 user code
             if reason := self._place.broken():
+                _lost.append(dict(self._joined))
                 raise DeviceError(f"model {self.model.name!r} corrupted its CUDA context: {_brief(reason)}") from None
             raise ModelError(_brief(error) or type(error).__name__) from None
         finally:
