@@ -232,18 +232,25 @@ def show_plan(answer: PlanAnswer, *, json: bool) -> None:
 
 
 def warn_estimates(plan: Plan, problem: Problem) -> None:
-    """Warn of models whose slowdown under co-location is extrapolated, and of latencies that count as slower than
+    """Warn of models whose slowdown under co-location is extrapolated, and of latencies that count as others than
     measured.
     """
     placed = {(placement.model, device.kind) for device, _, placement in plan.placements()}
     for (model, kind), profile in problem.profiles.items():
-        if (model, kind) in placed and (raised := profile.raised()):
-            point, seconds = raised[0]
+        if (model, kind) in placed and (smoothed := profile.smoothed()):
+            slower = [(point, seconds) for point, seconds in smoothed if seconds > point.latency]
+            faster = [(point, seconds) for point, seconds in smoothed if seconds < point.latency]
+            counts = [
+                f"{show_count(len(points), 'point')} as {how}, most of all a batch of {points[0][0].batch} on"
+                f" {points[0][0].share / 10:g} % as {show_seconds(points[0][1])}, measured as"
+                f" {show_seconds(points[0][0].latency)}"
+                for how, points in (("slower", slower), ("faster", faster))
+                if points
+            ]
             print_labelled(
                 "smoothed",
-                f"{show_count(len(raised), 'point')} of {model} on {kind}, most of all a batch of {point.batch} on"
-                f" {point.share / 10:g} %, counted as {show_seconds(seconds)}, but measured as"
-                f" {show_seconds(point.latency)}: fewer rows or a larger share took longer; profile it again",
+                f"{model} on {kind} took longer for fewer rows or on a larger share, so its latencies are averaged:"
+                f" {'; '.join(counts)}; profile it again",
             )
     loads = [
         Load(placement.model, device.kind, placement.batch, partition.share)

@@ -1,22 +1,27 @@
 """Interpolate profiles: measured latency and memory of a model on a kind of device.
 
 Between measured points the latency is linear in the batch and linear in 1/share (work that scales plus work that does
-not). Measurements are noisy, so the grid is first made monotone: a point may not be faster than one with fewer rows or
-more share, hence no prediction makes a larger share or a smaller batch slower than a measured point allows. Outside the
-grid nothing is predicted: below the smallest share, or above the largest batch, the latency is `math.inf`.
+not). Measurements are noisy, so the grid is first made monotone: more rows or a smaller share are never faster. Each
+point counts as the isotonic regression of all of them, plus one standard deviation of the points around it, but never
+as slower than the slowest point with fewer rows or more share. So a monotone profile counts as measured, and a slow
+outlier does not make every larger batch and every smaller share as slow; `smoothed` tells what counts otherwise than
+measured. Outside the grid nothing is predicted: below the smallest share, or above the largest batch, the latency is
+`math.inf`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.isotonic import isotonic_grid
 from cotenant.core.units import parse_share as parse_share
 from cotenant.core.units import show_count
 from cotenant.errors import ConfigError
@@ -25,6 +30,8 @@ REQUIRED = ("model", "kind", "share_pct", "batch", "latency_ms", "memory_mib")
 MIB = 1 << 20
 FEATURE_HINT = "; further columns are features of a point, in numbers"
 RAISED = 0.2  # fraction of a latency by which smoothing may raise it unsaid: noise raises small ones by as much
+LOWERED = 0.02  # the same, by which it may be lower than measured
+MIN_RESIDUAL = 1e-3  # relative difference from its regression from which a point is not on it
 MAX_VALUE = 1e9  # seconds, and MiB
 MAX_BATCH = 1 << 16  # a curve has an entry for each batch up to it
 MAX_PROCS = 256  # workers of one model in one partition; MPS serves 48 clients, 60 on newer GPUs
@@ -92,15 +99,19 @@ class Profile:
         """Return the further columns of the `nearest` point."""
         return self.nearest(batch, share).features
 
-    def raised(self) -> list[tuple[Point, float]]:
-        """Return points that count as slower than measured, with the seconds that they count as.
+    def smoothed(self) -> list[tuple[Point, float]]:
+        """Return points that count as slower or faster than measured, with the seconds that they count as.
 
-        Fewer rows or a larger share took longer by more than RAISED; a plan that relies on such a point promises less
-        than was measured there. Those raised most come first.
+        Slower by more than RAISED: a plan that relies on such a point promises less than was measured there. Faster by
+        more than LOWERED: it promises more. Those that differ most come first.
         """
         counted = [(point, self.latency(point.batch, point.share, point.procs)) for point in self.points]
-        raised = [(point, seconds) for point, seconds in counted if seconds > (1 + RAISED) * point.latency]
-        return sorted(raised, key=lambda each: each[0].latency / each[1])
+        changed = [
+            (point, seconds)
+            for point, seconds in counted
+            if seconds > (1 + RAISED) * point.latency or point.latency > (1 + LOWERED) * seconds
+        ]
+        return sorted(changed, key=lambda each: -abs(math.log(each[1] / each[0].latency)))
 
     def nearest(self, batch: int, share: int) -> Point:
         """Return the measured point nearest in share, then in batch."""
@@ -124,27 +135,60 @@ class Profile:
 
     def _grid(self, procs: int) -> tuple[list[int], NDArray[np.float64]]:
         """Return measured shares, and for each a row of latencies over batches 1 to `max_batch`, monotone in both."""
-        if procs in self._grids:
-            return self._grids[procs]
+        if procs not in self._grids:
+            shares, batches, measured = self._measured(procs)
+            grid = _monotone(batches, measured, self.max_batch)
+            fitted = _fitted(measured)
+            if fitted is not None:
+                grid = np.minimum(grid, _monotone(batches, fitted, self.max_batch))
+            self._grids[procs] = shares, grid
+        return self._grids[procs]
+
+    def _measured(self, procs: int) -> tuple[list[int], list[int], NDArray[np.float64]]:
+        """Return the measured shares and batches, and the latencies, nan where not measured, by share and batch."""
         points = [point for point in self.points if point.procs == procs]
-        shares = sorted({point.share for point in points})
-        batches_wanted = np.arange(1, self.max_batch + 1)
-        grid = np.full((len(shares), self.max_batch), math.inf)
-        for row, measured in enumerate(shares):
-            points_at_share = [(point.batch, point.latency) for point in points if point.share == measured]
-            batches, latencies = zip(*points_at_share, strict=True)
-            within = batches_wanted <= batches[-1]
-            grid[row, within] = np.interp(batches_wanted[within], batches, np.maximum.accumulate(latencies))
-        # Known latencies are at least those of fewer rows or more share; unknown ones at most those of more rows
-        # or less share.
-        is_known = np.isfinite(grid)
-        slowest = np.maximum.accumulate(np.where(is_known, grid, 0.0), axis=1)
-        slowest = np.maximum.accumulate(slowest[::-1], axis=0)[::-1]
-        grid = np.where(is_known, slowest, math.inf)
-        grid = np.minimum.accumulate(grid[:, ::-1], axis=1)[:, ::-1]
-        grid = np.minimum.accumulate(grid, axis=0)
-        self._grids[procs] = shares, grid
-        return shares, grid
+        shares, batches = sorted({point.share for point in points}), sorted({point.batch for point in points})
+        rows, columns = {share: n for n, share in enumerate(shares)}, {batch: n for n, batch in enumerate(batches)}
+        measured = np.full((len(shares), len(batches)), math.nan)
+        for point in points:
+            measured[rows[point.share], columns[point.batch]] = point.latency
+        return shares, batches, measured
+
+
+def _fitted(measured: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return the isotonic regression of latencies by share and batch, plus one standard deviation of those around it
+    that are not on it; None where all are.
+
+    In logarithms, since noise is in proportion.
+    """
+    logs = np.log(measured)
+    fitted = isotonic_grid(logs)
+    residuals = np.abs(logs - fitted)
+    residuals = residuals[residuals > MIN_RESIDUAL]
+    if not len(residuals):
+        return None
+    return np.asarray(np.exp(fitted + math.sqrt(float(np.mean(residuals**2)))))
+
+
+def _monotone(batches: Sequence[int], measured: NDArray[np.float64], max_batch: int) -> NDArray[np.float64]:
+    """Return latencies by share over batches 1 to `max_batch`, linear between the measured ones; each at least those of
+    fewer rows or more share, and inf where not known."""
+    grid = np.full((len(measured), max_batch), math.inf)
+    wanted = np.arange(1, max_batch + 1)
+    for row, latencies in zip(grid, measured, strict=True):
+        known = ~np.isnan(latencies)
+        within = wanted <= max(itertools.compress(batches, known))
+        row[within] = np.interp(
+            wanted[within], list(itertools.compress(batches, known)), np.maximum.accumulate(latencies[known])
+        )
+    # Known latencies are at least those of fewer rows or more share; unknown ones at most those of more rows
+    # or less share.
+    is_known = np.isfinite(grid)
+    slowest = np.maximum.accumulate(np.where(is_known, grid, 0.0), axis=1)
+    slowest = np.maximum.accumulate(slowest[::-1], axis=0)[::-1]
+    grid = np.where(is_known, slowest, math.inf)
+    grid = np.minimum.accumulate(grid[:, ::-1], axis=1)[:, ::-1]
+    return np.minimum.accumulate(grid, axis=0)
 
 
 # (model, kind) → profile.
