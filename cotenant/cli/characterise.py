@@ -55,12 +55,12 @@ def characterise(
             "--duration", parser=duration_of_at_least(0.01), help="Duration of each run, such as 2s or 10min."
         ),
     ] = SECONDS,
-    pairs: Annotated[
+    count: Annotated[
         int | None,
         typer.Option(
-            "--pairs",
+            "--count",
             min=0,
-            help="Pairs of models to co-locate, most informative first. Default: all; none without offline.",
+            help="Number of pairs to co-locate, most informative first. Default: all; none without offline.",
         ),
     ] = None,
     loadgen: Annotated[
@@ -81,16 +81,16 @@ def characterise(
     for name in scenarios:
         if name not in SCENARIOS:
             raise ConfigError(f"--scenario {name}: unknown; available: {', '.join(SCENARIOS)}")
-    if OFFLINE not in scenarios and pairs:
-        raise ConfigError("--pairs needs the offline scenario; add --scenario offline")
-    pairs = pairs if OFFLINE in scenarios else 0
+    if OFFLINE not in scenarios and count:
+        raise ConfigError("--count needs the offline scenario; add --scenario offline")
+    count = count if OFFLINE in scenarios else 0
     generator = None
     if loadgen:
         from cotenant.profiling.loadgen import LoadGen
 
         generator = LoadGen()
     measured = Measured(output, force=force)
-    wanted = Wanted(scenarios=scenarios, shares=share, batch=batch, seconds=duration, pairs=pairs, generator=generator)
+    wanted = Wanted(scenarios=scenarios, shares=share, batch=batch, seconds=duration, pairs=count, generator=generator)
     conditions = Conditions(batch=batch, seconds=duration, loadgen=loadgen)
     measured.go_on(conditions)  # before models are profiled
     server_settings = load_settings(settings, model_repository)

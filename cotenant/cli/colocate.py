@@ -48,7 +48,7 @@ def colocate(
     ],
     profiles: Annotated[Path, typer.Option("--profiles", help="Profiles of the target and the candidates (CSV file).")],
     count: Annotated[
-        int, typer.Option("--count", "-n", min=1, max=7, help="Number of models to co-locate with the target.")
+        int, typer.Option("--count", min=1, max=7, help="Number of models to co-locate with the target.")
     ] = 1,
     policy: Annotated[
         str | None,

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from cotenant.cli.loading import read_bytes, write_file
-from cotenant.cli.options import Duration, Json, PlotFile
+from cotenant.cli.options import Duration, Jobs, Json, PlotFile
 from cotenant.cli.output import StepProgress, console, print_labelled, print_written, progress_bars, show_json
 from cotenant.core.units import show_seconds
 from cotenant.errors import ConfigError
@@ -44,7 +44,7 @@ def compare(
         Path | None,
         typer.Option("--results", metavar="FILE", help="Append measurements to this file, and resume from it."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of worker processes.")] = 1,
+    jobs: Jobs = 1,
     plot: PlotFile = None,
     json: Json = False,
 ) -> None:

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from prometheus_client import start_http_server
 
 from cotenant.backends.mig import cut_gpu
-from cotenant.cli.options import Kubeconfig, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
-from cotenant.cli.output import set_up_log
+from cotenant.cli.options import Json, Kubeconfig, ServiceLogFormat, ServiceLogLevel, duration_of_at_least
+from cotenant.cli.output import set_up_log, show_json
 from cotenant.cli.serve import until_terminated
 from cotenant.errors import ConfigError
 from cotenant.k8s.background import beside
@@ -49,16 +50,24 @@ def device_exporter(
     kubeconfig: Kubeconfig = None,
     log_level: ServiceLogLevel = "info",
     log_format: ServiceLogFormat = "text",
+    json: Json = False,
 ) -> None:
     """Export metrics of this node's GPUs: partitions, users and utilisation, until Ctrl-C."""
     set_up_log(log_level, log_format, access=False)
     if recut and not kubernetes:
         raise ConfigError("--recut takes the layout from Kubernetes; leave out --no-kubernetes")
-    asyncio.run(_run(node or socket.gethostname(), (host, port), interval, kubernetes, recut, kubeconfig))
+    asyncio.run(_run(node or socket.gethostname(), (host, port), interval, kubernetes, recut, kubeconfig, json=json))
 
 
 async def _run(
-    node: str, address: tuple[str, int], interval: float, kubernetes: bool, recut: bool, kubeconfig: Path | None
+    node: str,
+    address: tuple[str, int],
+    interval: float,
+    kubernetes: bool,
+    recut: bool,
+    kubeconfig: Path | None,
+    *,
+    json: bool,
 ) -> None:
     read = partial(read_devices, recut=recut)
     await asyncio.to_thread(read)  # without a driver there is nothing to export
@@ -75,6 +84,8 @@ async def _run(
             ) from None
         stack.callback(exporter.server_close)
         stack.callback(exporter.shutdown)
+        if json:  # on one line: the parent process that reads it knows that it is complete
+            show_json(msgspec.json.encode({"metrics": f"{host}:{exporter.server_port}"}))
         logger.info("metrics at http://%s:%s/metrics", host, exporter.server_port)
         async with beside(agent.run()):
             await stopping.wait()

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from cotenant.cli.options import LOCAL, CaFile, Json, ServerAddress, TokenFile
 from cotenant.cli.output import aside, console, show_json
+from cotenant.errors import NotFoundError
 from cotenant.render.table import table
 
 if TYPE_CHECKING:
@@ -28,10 +29,9 @@ def list_models(
     address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
     """List the models of the repository with their versions and states."""
-    from cotenant.cli.client import endpoint, post
+    from cotenant.cli.client import endpoint
 
-    index = post(endpoint(address, token_file, ca_file), "/v2/repository/index", b"{}")
-    entries: list[dict[str, Any]] = msgspec.json.decode(index)
+    entries = _index(endpoint(address, token_file, ca_file))
     if json:
         show_json(entries)
         return
@@ -49,6 +49,7 @@ def load(
         typer.Option("--config", help="Configuration (JSON of Triton's ModelConfig) in place of config.pbtxt."),
     ] = None,
     address: ServerAddress = LOCAL,
+    json: Json = False,
     token_file: TokenFile = None,
     ca_file: CaFile = None,
 ) -> None:
@@ -57,22 +58,48 @@ def load(
     from cotenant.config.toml import read_text
 
     parameters = {} if config is None else {"config": read_text(config)}
-    _control(endpoint(address, token_file, ca_file), model, "load", parameters)
+    server = endpoint(address, token_file, ca_file)
+    _control(server, model, "load", parameters)
+    _report(server, model, "loaded", json)
 
 
 @app.command()
 def unload(
-    model: ModelName, address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None
+    model: ModelName,
+    address: ServerAddress = LOCAL,
+    json: Json = False,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
 ) -> None:
     """Unload a model: requests in flight are answered, new ones rejected. Waits until it is done."""
     from cotenant.cli.client import endpoint
 
-    _control(endpoint(address, token_file, ca_file), model, "unload")
+    server = endpoint(address, token_file, ca_file)
+    names = [entry["name"] for entry in _index(server)]
+    if model not in names:  # the protocol, as Triton's, takes any name; a person has mistyped it
+        raise NotFoundError(f"no model {model!r} at {server}; it has {', '.join(sorted(names)) or 'none'}")
+    _control(server, model, "unload", {})
+    _report(server, model, "unloaded", json)
 
 
-def _control(address: ServerEndpoint, model: str, verb: str, parameters: Mapping[str, str] | None = None) -> None:
+def _index(address: ServerEndpoint) -> list[dict[str, Any]]:
+    """Return an entry for each model of the server's repository: name, version, state and reason."""
     from cotenant.cli.client import post
 
-    body = msgspec.json.encode({"parameters": parameters or {}})
+    entries: list[dict[str, Any]] = msgspec.json.decode(post(address, "/v2/repository/index", b"{}"))
+    return entries
+
+
+def _report(address: ServerEndpoint, model: str, done: str, json: bool) -> None:
+    """Say that it is done; as JSON, by what the repository index has of the model now."""
+    if json:
+        show_json(next((entry for entry in _index(address) if entry["name"] == model), {"name": model}))
+    else:
+        aside.print(f"{done} {model}", highlight=False, markup=False)
+
+
+def _control(address: ServerEndpoint, model: str, verb: str, parameters: Mapping[str, str]) -> None:
+    from cotenant.cli.client import post
+
+    body = msgspec.json.encode({"parameters": parameters})
     post(address, f"/v2/repository/models/{quote(model, safe='')}/{verb}", body, timeout=None)
-    aside.print(f"{verb}ed {model}", highlight=False, markup=False)

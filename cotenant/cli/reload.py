@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from cotenant.cli.options import LOCAL, CaFile, ServerAddress, TokenFile
-from cotenant.cli.output import aside
+from cotenant.cli.options import LOCAL, CaFile, Json, ServerAddress, TokenFile
+from cotenant.cli.output import aside, show_json
 
 
-def reload(address: ServerAddress = LOCAL, token_file: TokenFile = None, ca_file: CaFile = None) -> None:
+def reload(
+    address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
+) -> None:
     """Make a server reload its configuration and roll out the new plan. Waits until that is done."""
-    from cotenant.cli.client import endpoint, post
+    from cotenant.cli.client import endpoint, fetch_status, post
 
-    post(endpoint(address, token_file, ca_file), "/cotenant/reload", timeout=None)
-    aside.print("configuration reloaded", highlight=False)
+    server = endpoint(address, token_file, ca_file)
+    post(server, "/cotenant/reload", timeout=None)
+    if json:
+        show_json(fetch_status(server).rollout)
+    else:
+        aside.print("configuration reloaded", highlight=False)

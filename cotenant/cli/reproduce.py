@@ -21,6 +21,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from cotenant.cli.options import Jobs
 from cotenant.cli.output import StepProgress, console, print_written, progress_bars, show_json
 from cotenant.cli.reproduced import ReproducedFigures, cells_table
 from cotenant.errors import ConfigError, CotenantError
@@ -44,7 +45,7 @@ def reproduce(
     ] = None,
     every: Annotated[int, typer.Option("--every", min=1, help="Use every N-th scenario.")] = 1,
     full: Annotated[bool, typer.Option("--full", help="Run all scenarios, including those of slow planners.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of worker processes.")] = 2,
+    jobs: Jobs = 2,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw each figure into this folder, as SVG.")] = None,
     results: Annotated[
         Path | None,

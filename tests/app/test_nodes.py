@@ -239,11 +239,13 @@ def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(nodes_module, "RETRY", 0.01)
     kind = Kind(name="node-a/cpu", count=1)
     plans = iter([False, True])
+    fleets: list[tuple[Kind, ...]] = []  # planned for, in order
     planned = asyncio.Event()
     builder = mock.Mock(available=lambda: (kind,), fleet=())
 
     async def replan(reason: str) -> None:
         builder.fleet = (kind,)  # as where the models were described, and no plan was found
+        fleets.append(builder.available())
         if not next(plans):
             raise ConfigError("no plan")
         planned.set()
@@ -254,8 +256,10 @@ def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatc
         cluster = Cluster(NoDevices(), nodes)
         async with following_nodes(cluster, builder, mock.Mock(replan=replan)), asyncio.timeout(PATIENCE):
             await planned.wait()
+            await asyncio.sleep(0)  # a third would find no plan to give
 
     asyncio.run(scenario())
+    assert fleets == [(kind,), (kind,)]
 
 
 def test_server_without_devices_does_not_start(folder: Path) -> None:

@@ -280,6 +280,7 @@ def test_device_watch_lost_gpu_is_reported_until_it_returns(watch: DeviceWatch, 
 
 
 def test_device_watch_gpu_that_needs_a_reset_is_lost_until_then(watch: DeviceWatch, state: Path) -> None:
+    assert watch.lost() == {}
     state.write_text("action 0 1\naction 1 4\n")  # the second is to be drained, which is not for us
     eventually(watch, {"h200-0": "it needs a reset; `sudo nvidia-smi --gpu-reset` does that"})
     state.write_text("action 0 1\nerror nvmlDeviceGetFieldValues 13\n")  # an old driver does not know

@@ -76,12 +76,12 @@ def test_characterise_fills_matrices_that_the_filter_learns_from(program: Progra
 
 def test_characterise_goes_on_where_it_was_stopped(program: Program, folder: Path) -> None:
     first = program(
-        "characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50", "--pairs", "0"
+        "characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50", "--count", "0"
     )
     assert first.code == 0, first.err
     before = (folder / "out" / "runs.csv").read_text()
     assert len(before.splitlines()) == 3 and not (folder / "out" / "pairs.csv").exists()
-    again = program("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--pairs", "1", "--json")
+    again = program("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--count", "1", "--json")
     assert again.code == 0, again.err
     runs = json.loads(again.out)["runs"]
     assert {(each["model"], each["share"]) for each in runs} == {
@@ -93,7 +93,7 @@ def test_characterise_goes_on_where_it_was_stopped(program: Program, folder: Pat
 
 def test_models_that_have_left_are_no_more_colocated_and_keep_their_runs(program: Program, folder: Path) -> None:
     offline = ("characterise", "mine.toml", "-o", "out", *SHORT, "--scenario", "offline", "--share", "50")
-    assert program(*offline, "--pairs", "0").code == 0
+    assert program(*offline, "--count", "0").code == 0
     shutil.rmtree(folder / "mine" / "second")
     (folder / "mine.toml").write_text(SETTINGS.replace(', { name = "second", slo = "2s" }', ""))
     said = program(*offline)
@@ -105,7 +105,7 @@ def test_models_that_have_left_are_no_more_colocated_and_keep_their_runs(program
 
 def test_pairs_are_left_out_where_the_scenarios_lack_offline(program: Program, folder: Path) -> None:
     common = ("characterise", "mine.toml", "-o", "out", *SHORT, "--share", "50")
-    assert program(*common, "--scenario", "offline", "--pairs", "0").code == 0
+    assert program(*common, "--scenario", "offline", "--count", "0").code == 0
     said = program(*common, "--scenario", "single-stream")
     assert said.code == 0, said.err
     assert not (folder / "out" / "pairs.csv").exists()
@@ -158,7 +158,7 @@ def test_runs_of_other_conditions_are_not_mixed(
     refused = program(*offline, *SHORT, *options)
     assert refused.code == 1 and said in refused.err, refused.err
     assert (folder / "out" / "runs.csv").read_text() == before
-    forced = program(*offline, *SHORT, *options, "--force", "--pairs", "0")
+    forced = program(*offline, *SHORT, *options, "--force", "--count", "0")
     assert forced.code == 0, forced.err
     assert not (folder / "out" / "pairs.csv").exists()
     assert program(*offline, *SHORT, *options).code == 0
@@ -166,7 +166,7 @@ def test_runs_of_other_conditions_are_not_mixed(
 
 def test_changed_slo_is_not_mixed_into_runs_of_the_server_scenario(program: Program, folder: Path) -> None:
     common = ("characterise", "mine.toml", "-o", "out", *SHORT, "--share", "50")
-    assert program(*common, "--scenario", "offline", "--pairs", "0").code == 0
+    assert program(*common, "--scenario", "offline", "--count", "0").code == 0
     (folder / "mine.toml").write_text(SETTINGS.replace("2s", "4s"))
     assert program(*common, "--scenario", "server").code == 0
     (folder / "mine.toml").write_text(SETTINGS)
@@ -178,8 +178,8 @@ def test_changed_slo_is_not_mixed_into_runs_of_the_server_scenario(program: Prog
 def test_characterise_refuses_what_it_cannot_do_before_anything_runs(program: Program, folder: Path) -> None:
     said = program.refuses("characterise", "absent", "--scenario", "online")
     assert "--scenario online: unknown; available: single-stream, multi-stream, server, offline" in said
-    said = program.refuses("characterise", "absent", "--scenario", "server", "--pairs", "3")
-    assert "--pairs needs the offline scenario; add --scenario offline" in said
+    said = program.refuses("characterise", "absent", "--scenario", "server", "--count", "3")
+    assert "--count needs the offline scenario; add --scenario offline" in said
     (folder / "out").mkdir()
     (folder / "out" / "runs.csv").write_text("what,when\n")
     assert "out/runs.csv:1: these are no runs of `cotenant characterise`" in program.refuses(

@@ -26,10 +26,18 @@ def test_models_commands_list_load_and_unload(program: Program, folder: Path) ->
         shown = program("models", "list", *address).out
         assert "broken" in shown and "no ONNX model" in " ".join(shown.split())
         said = program("models", "unload", "lookup", *address)
-        assert (said.code, said.err) == (0, "unloaded lookup\n")
+        assert (said.code, said.out, said.err) == (0, "", "unloaded lookup\n")
         assert states()["lookup"] == "UNAVAILABLE"
-        assert program("models", "load", "lookup", *address).err == "loaded lookup\n"
+        said = program("models", "load", "lookup", *address)
+        assert (said.code, said.out, said.err) == (0, "", "loaded lookup\n")
         assert states()["lookup"] == "READY"
+        said = program("models", "unload", "lookup", *address, "--json")
+        assert (json.loads(said.out)["name"], json.loads(said.out)["state"], said.err) == ("lookup", "UNAVAILABLE", "")
+        said = program("models", "load", "lookup", *address, "--json")
+        assert json.loads(said.out) == {"name": "lookup", "version": "1", "state": "READY"}
+        assert program.refuses("models", "unload", "nobody", *address) == (
+            f"no model 'nobody' at {server.address}; it has broken, identity, lookup"
+        )
         assert program.refuses("models", "load", "nobody", *address).startswith("failed to load 'nobody': no model")
         (folder / "config.json").write_text('{"max_batch_size": 3}')
         assert program("models", "load", "identity", "--config", "config.json", *address).code == 0

@@ -124,7 +124,7 @@ def test_colocate_with_wrong_options_says_why(program: Program) -> None:
     assert refused("a:9", "-c", "b") == "'a:9': a batch of 9 is not one from 1 to 8, as measured"
     assert refused("a@50", "-c", "b") == "'a@50': a share must be between 100 and 100 %"
     assert refused("a:b:c", "-c", "b").startswith("'a:b:c' is not MODEL[:BATCH][@SHARE%]")
-    assert refused("a", "-c", "b", "-n", "2") == "--candidates: 1 are fewer than the 2 of --count"
+    assert refused("a", "-c", "b", "--count", "2") == "--candidates: 1 are fewer than the 2 of --count"
     assert refused("a", "-c", "b", "--policy", "best") == (
         "--policy: 'best' is unknown; available: predicted, kace, memcap, sm, mem, random, oracle"
     )

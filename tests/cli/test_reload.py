@@ -63,6 +63,8 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
             program("status", "-a", server.address).out.split()
         )
         file.write_text(first)
-        assert program(*command).code == 0
+        rollout = json.loads(program(*command, "--json").out)
+        assert rollout["revision"] == rollout["last"][0]["revision"] > status["rollout"]["revision"]
+        assert (rollout["last"][0]["reason"], rollout["last"][0]["outcome"]) == ("reload", "completed")
         assert "rejected" not in program("status", "-a", server.address).out
         assert server.works()

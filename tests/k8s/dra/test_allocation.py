@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
@@ -12,8 +11,10 @@ from hypothesis import strategies as st
 
 from cotenant.errors import ClaimError
 from cotenant.k8s.dra.allocation import AllocatedClaim, is_allocated, read_allocation
+from cotenant.k8s.dra.devices import DRIVER
 from cotenant.k8s.dra.placement_config import PlacementConfig, read_parameters
 from cotenant.k8s.dra.quantities import is_same_capacity, is_same_quantity, read_quantity
+from cotenant.k8s.resource import key_of
 from tests.k8s.dra.published import check
 from tests.k8s.dra.samples import GIB, claim, config, gpu, parameters, result
 
@@ -194,8 +195,18 @@ def test_claim_that_is_broken_anywhere_is_read_or_refused(data: st.DataObject) -
             break
         place = place[key]
     place[key] = data.draw(json_values)
-    with contextlib.suppress(ClaimError):
-        read_allocation(spoiled, "u")
+    said = ""
+    try:
+        found = read_allocation(spoiled, "u")
+    except ClaimError as error:
+        said = str(error)
+    if said:
+        assert f"claim {key_of(body)}" in said
+        return
+    results = [each for each in spoiled["status"]["allocation"]["devices"]["results"] if each["driver"] == DRIVER]
+    assert [(each.request, each.pool, each.device) for each in found.devices] == [
+        (each["request"], each["pool"], each["device"]) for each in results
+    ]
 
 
 def test_claims_of_these_tests_are_of_the_published_schema() -> None:

@@ -244,6 +244,7 @@ def test_claim_is_made_anew_where_the_placement_is_decided_again() -> None:
         async with controlling(client):
             api.put("pods", pod("a"))
             await eventually(lambda: claims_of(api).get("a-cotenant", {}).get("status"))
+            first = claims_of(api)["a-cotenant"]["metadata"]["uid"]
             api.put("pods", pod("a", share=700))
 
             def consumed() -> str:
@@ -252,6 +253,8 @@ def test_claim_is_made_anew_where_the_placement_is_decided_again() -> None:
                 return str(results[0]["consumedCapacity"]["share"]) if results else ""
 
             await eventually(lambda: consumed() == "700")
+            (anew,) = claims_of(api).values()
+            assert (anew["metadata"]["name"], anew["metadata"]["uid"] == first) == ("a-cotenant", False)
 
     play(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 import urllib.request
@@ -186,22 +187,19 @@ def test_command_exports_and_reports(tmp_path: Path) -> None:
         import os
 
         api.put("nodes", node())
-        options = ["--node=n1", "--port=0", f"--kubeconfig={write_kubeconfig(tmp_path, api.url)}"]
+        options = ["--node=n1", "--port=0", "--json", f"--kubeconfig={write_kubeconfig(tmp_path, api.url)}"]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "cotenant", "device-exporter", *options),
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **fitted("h200")},
         )
-        assert process.stderr is not None
+        assert process.stdout is not None and process.stderr is not None
         try:
-            said = ""
-            while "metrics at " not in said:
-                line = await process.stderr.readline()
-                assert line, "it ended"
-                said = line.decode()
+            address = json.loads(await process.stdout.readline())["metrics"]
             await eventually(lambda: reported(api), 60)
-            url = said.rpartition("metrics at ")[2].strip()
-            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())  # noqa: S310
+            url = f"http://{address}/metrics"
+            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
             assert 'kind="h200",mig="false",node="n1"' in text
             process.send_signal(signal.SIGTERM)
             await process.stderr.read()

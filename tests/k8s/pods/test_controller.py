@@ -237,10 +237,12 @@ def test_pod_that_ends_leaves_its_share_to_the_next() -> None:
         api.put("pods", pod_object("a", "large", "300ms", "20"))
         async with controlling(client, "max"):
             await eventually(lambda: whole(api, "a"))
+            given = placement_of(pods(api)["a"])
             api.put("pods", pod_object("b", "large", "300ms", "20"))
             await eventually(lambda: message(pods(api)["b"]).startswith("NoRoom"))
             api.remove("pods", "a", "default")
             await eventually(lambda: whole(api, "b"))
+            assert placement_of(pods(api)["b"]) == given
 
     play(scenario)
 
@@ -252,8 +254,10 @@ def test_config_map_that_is_gone_is_written_again() -> None:
         async with controlling(client) as controller:
             await eventually(lambda: whole(api, "p"))
             await eventually(lambda: not controller._given)
+            given = placement_of(pods(api)["p"])
             api.remove("configmaps", "p", "default")
             await eventually(lambda: whole(api, "p"))
+            assert placement_of(pods(api)["p"]) == given
 
     play(scenario)
 

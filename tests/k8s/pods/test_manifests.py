@@ -54,6 +54,8 @@ def test_object_keeps_to_the_published_schema(each: dict[str, Any], release: str
     if each["kind"].startswith("ValidatingAdmissionPolicy") and release == RELEASES[0]:
         pytest.skip("policies are of 1.30; the file says so")
     kubernetes_validate.validate(each, release, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError, match="'metadate' was unexpected"):
+        kubernetes_validate.validate({**each, "metadate": {}}, release, strict=True)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

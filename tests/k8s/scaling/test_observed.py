@@ -155,9 +155,10 @@ def test_real_prometheus_forgets_what_is_stale(tmp_path: Path) -> None:
                     found = await known.read()
                     return not found.devices and found.rates.get("resnet", 0.0) > 0
 
-                await eventually(devices)
+                assert await eventually(devices) == 4
                 await node.aclose()
                 await eventually(only_rates)
+                assert (await known.read()).utilisation is None
 
     asyncio.run(main())
 
