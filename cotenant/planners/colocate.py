@@ -18,7 +18,7 @@ import numpy as np
 from cotenant.core.profile import Profiles
 from cotenant.core.units import show_memory
 from cotenant.errors import PlanError
-from cotenant.predictors import Interference, Load, QuantilePredictor
+from cotenant.predictors import Interference, Load, at_quantile
 from cotenant.predictors.features import MEMORY, feature_table
 from cotenant.predictors.kernels import ColocatedRun, ThroughputSum
 
@@ -76,8 +76,7 @@ def rank_by_prediction(target: Load, interference: Interference, profiles: Profi
 
     A sum of throughputs is expected with medians of slowdowns, where the predictor has quantiles.
     """
-    if isinstance(interference, QuantilePredictor):
-        interference = interference.with_quantile(0.5)
+    interference = at_quantile(interference, 0.5)
 
     def score(colocated: ColocatedSet) -> float:
         loads = (target, *colocated)

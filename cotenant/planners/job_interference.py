@@ -16,7 +16,7 @@ from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.units import WHOLE
 from cotenant.planners.capacity import footprint, slowdown
 from cotenant.planners.problem import Problem
-from cotenant.predictors import Load, QuantilePredictor
+from cotenant.predictors import Load, at_quantile
 
 JOB_QUANTILE = 0.9  # of the slowdown by jobs with which every SLO must still hold
 
@@ -26,9 +26,7 @@ JobSlowdowns = dict[tuple[LaneId, str], float]
 
 def cautious(problem: Problem) -> Problem:
     """Return the problem with the high quantile of slowdowns that jobs are judged by, where its predictor has any."""
-    if not isinstance(problem.interference, QuantilePredictor):
-        return problem
-    return msgspec.structs.replace(problem, interference=problem.interference.with_quantile(JOB_QUANTILE))
+    return msgspec.structs.replace(problem, interference=at_quantile(problem.interference, JOB_QUANTILE))
 
 
 def is_profiled(job: BackgroundJob, kind: str, problem: Problem) -> bool:

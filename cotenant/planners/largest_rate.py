@@ -31,7 +31,7 @@ from cotenant.planners.scale_search import (
     search_scale,
     serves_all,
 )
-from cotenant.predictors import Interference, Load, NoInterference
+from cotenant.predictors import Interference, Load, NoInterference, at_quantile
 
 COARSE_SCALE_RATIO = 1.02  # replaces SCALE_RATIO while an expensive validation compares plans
 # Alternatives to plan for: fractions of the targets, and of the predicted slowdown less 1. Half of the targets leaves
@@ -53,6 +53,9 @@ class ScaledInterference(msgspec.Struct, frozen=True):
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1.0 + self.fraction * (self.predictor.slowdown(victim, colocated) - 1.0)
+
+    def with_quantile(self, quantile: float) -> ScaledInterference:
+        return ScaledInterference(at_quantile(self.predictor, quantile), self.fraction)
 
 
 def largest_scale(

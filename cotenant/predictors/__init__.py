@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cotenant.predictors.samples import Sample
 
 REMEMBERED = 100_000  # slowdowns that one predictor caches
+ANSWERS = "_answers"  # the attribute that caches them
 
 
 class Load(msgspec.Struct, frozen=True, cache_hash=True):
@@ -97,6 +98,11 @@ class QuantilePredictor(Interference, Protocol):
         ...
 
 
+def at_quantile(interference: Interference, quantile: float) -> Interference:
+    """Return the predictor whose `slowdown` is a quantile; one without a distribution has the same at all of them."""
+    return interference.with_quantile(quantile) if isinstance(interference, QuantilePredictor) else interference
+
+
 @runtime_checkable
 class BoundedBelow(Interference, Protocol):
     """Bound slowdowns from below before it is known which models are co-located, so that planners can prove bounds."""
@@ -143,9 +149,9 @@ def remembered(slowdown: Callable[[Any, Load, Sequence[Load]], float]) -> Callab
     def answer(self: Any, victim: Load, colocated: Sequence[Load]) -> float:
         if not colocated:
             return 1.0
-        answers: dict[tuple[Load, ...], float] | None = self.__dict__.get("_answers")
+        answers: dict[tuple[Load, ...], float] | None = self.__dict__.get(ANSWERS)
         if answers is None:
-            answers = self.__dict__["_answers"] = {}
+            answers = self.__dict__[ANSWERS] = {}
         asked = (victim, *colocated)
         known = answers.get(asked)
         if known is None:

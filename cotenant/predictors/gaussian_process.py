@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
-from cotenant.predictors import REMEMBERED, Load, remembered
+from cotenant.predictors import ANSWERS, REMEMBERED, Load, remembered
 from cotenant.predictors.calibration import (
     KNOTS,
     NORMAL,
@@ -53,6 +53,7 @@ MAX_SAMPLES = 2000  # maximum samples to fit, the most informative of all: time 
 QUANTILE = 0.9  # the default quantile for planning
 EXTRAPOLATION_FACTOR = 2  # batches beyond this multiple of the largest sampled one count as extrapolated
 MAX_CACHED_SIDES = 2000  # loads whose similarity to the samples is cached: 48 kB each with 1,500 samples
+MAX_CACHED_QUANTILES = 8
 BASELINE_QUANTILE = 0.03  # of the slowdowns beside all sampled loads: the least of them, up to noise
 
 
@@ -110,6 +111,7 @@ class GaussianProcess:
         noises = noises_of(process, [sample.victim.model for sample in regressed])
         self._noises, self._mean_noise = noises, sum(noises.values()) / len(noises)
         self._tables = tables or QuantileTables(calibration, [sample.victim for sample in regressed])
+        self._quantiles: dict[float, GaussianProcess] = {quantile: self}
         self._uncertainties: dict[Load, _Uncertainty] = {}
         self._victims: dict[Load, Side] = {}
         self._colocated: dict[Load, Side] = {}
@@ -121,7 +123,7 @@ class GaussianProcess:
 
     def __getstate__(self) -> dict[str, Any]:
         """Omit the caches that are large, so that other processes receive a small value."""
-        return {**self.__dict__, "_victims": {}, "_colocated": {}, "_others_weights": None}
+        return {**self.__dict__, "_victims": {}, "_colocated": {}, "_others_weights": None, "_quantiles": {}}
 
     @remembered
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
@@ -142,8 +144,13 @@ class GaussianProcess:
         ]
 
     def with_quantile(self, quantile: float) -> GaussianProcess:
-        """Return the predictor with another quantile."""
-        return self._with(quantile=quantile)
+        """Return the predictor with another quantile: the same each time, with the same caches but for its answers."""
+        other = self._quantiles.get(quantile)
+        if other is None:
+            other = GaussianProcess.__new__(GaussianProcess)
+            other.__dict__ = {**self.__dict__, "quantile": quantile, "_uncertainties": {}, ANSWERS: {}}
+            _make_room(self._quantiles, MAX_CACHED_QUANTILES)[quantile] = other
+        return other
 
     def with_profiles(self, profiles: Profiles) -> GaussianProcess:
         """Return the predictor with the models of these profiles added."""

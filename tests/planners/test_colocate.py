@@ -9,7 +9,8 @@ import pytest
 from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import colocate
-from cotenant.predictors import Load
+from cotenant.planners.largest_rate import ScaledInterference
+from cotenant.predictors import Interference, Load
 from cotenant.predictors.kernels import ColocatedRun
 
 
@@ -68,9 +69,10 @@ class WideTail(Rude):
         return 1.5 if self._quantile == 0.5 else super().slowdown(victim, colocated)
 
 
-def test_rank_by_prediction_compares_medians() -> None:
+@pytest.mark.parametrize("predictor", [WideTail(), ScaledInterference(WideTail(), 1.0)])
+def test_rank_by_prediction_compares_medians(predictor: Interference) -> None:
     """As the documented figures do: a sum of throughputs is expected, not promised."""
-    worth = colocate.rank_by_prediction(TARGET, WideTail(), PROFILES, "rows")
+    worth = colocate.rank_by_prediction(TARGET, predictor, PROFILES, "rows")
     assert worth((QUICK,)) == pytest.approx((100 + 800) / 1.5)
 
 

@@ -94,7 +94,10 @@ def test_with_quantile_changes_the_predicted_slowdown(split: tuple[GaussianProce
     predictor, rest = split
     victim, beside = rest[0].victim, rest[0].colocated
     assert predictor.slowdown(victim, beside) == predictor.quantiles(victim, beside, (0.9,))[0]
-    assert predictor.with_quantile(0.5).slowdown(victim, beside) == median(predictor, victim, beside)
+    middle = predictor.with_quantile(0.5)
+    assert middle.slowdown(victim, beside) == median(predictor, victim, beside)
+    assert middle.with_quantile(0.9).slowdown(victim, beside) == predictor.slowdown(victim, beside)
+    assert predictor.with_quantile(0.5) is middle  # with what it has cached: some planners ask for each candidate
 
 
 def test_gaussian_process_slowdown_is_at_least_1(split: tuple[GaussianProcess, list[Sample]]) -> None:

@@ -15,7 +15,7 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Profiles
 from cotenant.errors import PlanError
 from cotenant.planners import Problem
-from cotenant.predictors import Interference, Load
+from cotenant.predictors import Interference, Load, at_quantile
 
 MAX_ALIASES = 1000  # models within targets that are remembered though no pod may ask for them any more
 MAX_LOADS = 100_000
@@ -95,6 +95,9 @@ class _Aliased:
             return self._inner.slowdown(self._named(victim), tuple(map(self._named, colocated)))
         except PlanError:
             return math.inf if colocated else 1.0
+
+    def with_quantile(self, quantile: float) -> _Aliased:
+        return _Aliased(at_quantile(self._inner, quantile), self._models)
 
     def _named(self, load: Load) -> Load:
         named = self._loads.get(load)

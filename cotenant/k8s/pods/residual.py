@@ -18,7 +18,7 @@ from cotenant.planners import Problem, load_planner
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft, batched_partitions, footprint
 from cotenant.planners.cluster import fits
 from cotenant.planners.kind_by_kind import Instance, sustained_rate
-from cotenant.predictors import Interference, Load
+from cotenant.predictors import Interference, Load, at_quantile
 
 
 class Remains(msgspec.Struct, frozen=True):
@@ -50,6 +50,9 @@ class BesideInterference:
             return msgspec.structs.replace(load, kind=remains.kind.name)
 
         return self._inner.slowdown(there(victim), (*map(there, colocated), *remains.beside))
+
+    def with_quantile(self, quantile: float) -> BesideInterference:
+        return BesideInterference(at_quantile(self._inner, quantile), self._remains)
 
 
 def by_planner(

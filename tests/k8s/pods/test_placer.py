@@ -15,6 +15,7 @@ from cotenant.errors import PlanError
 from cotenant.k8s.pods.inventory import NodeDevices
 from cotenant.k8s.pods.placer import Decision, NoRoom, Placed, Placer, Recut
 from cotenant.k8s.pods.request import KIND, SharePlacement, SharePod
+from cotenant.k8s.pods.residual import BesideInterference, Remains
 from cotenant.k8s.pods.rules import RULES, Memo, choose_rule
 from cotenant.planners.capacity import DeviceDraft, PartitionDraft
 from cotenant.planners.cluster import fits
@@ -185,6 +186,38 @@ class Rivals:
 
     def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
         return 1 + sum(self.weights[other.model] * other.share / 1000 for other in colocated)
+
+
+class UncertainRivals(Rivals):
+    """In the tail as `Rivals`; in the median only the smallest slow others."""
+
+    def __init__(self, quantile: float = 0.9) -> None:
+        self._median = quantile == 0.5
+
+    def with_quantile(self, quantile: float) -> UncertainRivals:
+        return UncertainRivals(quantile)
+
+    def slowdown(self, victim: Load, colocated: Sequence[Load]) -> float:
+        if self._median:
+            return 2.0 if any(each.model == "tiny" for each in colocated) else 1.0
+        return super().slowdown(victim, colocated)
+
+
+@pytest.mark.parametrize(("interference", "beside"), [(Rivals(), "tiny"), (UncertainRivals(), "large")])
+def test_decide_by_colocation_compares_medians(interference: Rivals, beside: str) -> None:
+    machine = Placer(catalogue(BIG, interference=interference), choose_rule("colocate"))
+    nodes = tuple(node(name, device(f"GPU-{name}")) for name in ("tiny", "large"))
+    there = [placed(decide(machine, [pod(on.name, on.name, "900ms", "5")], (on,))[on.name]) for on in nodes]
+    pods = [pod(on.name, on.name, "900ms", "5") for on in nodes]
+    taken = with_placements(pods, {on.name: Placed(of, at) for on, of, at in zip(nodes, pods, there, strict=True)})
+    assert placed(decide(machine, [*taken, pod("new", "mid", "900ms", "5")], nodes)["new"]).node == beside
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+def test_predictors_of_what_is_left_have_quantiles(quantile: float) -> None:
+    rest = Remains(msgspec.structs.replace(BIG, name="rest"), BIG, 0, None, (Load("large", BIG.name, 1, 500),))
+    predictor = BesideInterference(UncertainRivals(), {"rest": rest}).with_quantile(quantile)
+    assert predictor.slowdown(Load("mid", "rest", 1, 500), ()) == (1.0 if quantile == 0.5 else 1.75)
 
 
 @settings(max_examples=25, deadline=None)
