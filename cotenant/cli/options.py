@@ -49,7 +49,7 @@ def prefer_argument(context: typer.Context, model_repository: Path | None) -> Pa
     """Ignore a repository from the environment where an argument names what to read."""
     source = context.get_parameter_source("model_repository")
     file = context.params.get("problem") or context.params.get("settings")
-    named = file is not None and ("problem" in context.params or file.is_dir())
+    named = file is not None and ("problem" in context.params or Path(file).is_dir())
     return None if named and source is not None and source.name == "ENVIRONMENT" else model_repository
 
 
