@@ -490,11 +490,11 @@ def test_pool_worker_that_waits_too_long_in_the_background_leaves_it(
     asyncio.run(scenario())
 
 
-def test_pool_lane_starts_in_the_background_and_restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    setups: list[bool] = []
+def test_pool_lane_starts_in_the_background_and_restarts_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    setups: list[tuple[bool, bool]] = []
 
     def noted(**given: Any) -> Setup:
-        setups.append(given["background"])
+        setups.append((given["background"], given["hurry"]))
         return Setup(**given)
 
     monkeypatch.setattr(pool_module, "Setup", noted)
@@ -509,7 +509,7 @@ def test_pool_lane_starts_in_the_background_and_restarts_at_once(monkeypatch: py
             assert [(await told.next())[0] for _ in range(2)] == ["died", "ready"]
 
     asyncio.run(scenario())
-    assert setups == [True, False]
+    assert setups == [(True, False), (False, True)]
 
 
 def test_pool_stop_during_a_pause_keeps_the_response() -> None:

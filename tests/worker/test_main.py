@@ -18,6 +18,7 @@ from cotenant.worker import main
 from cotenant.worker.arena import Arena
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
+from cotenant.worker.runners import Runner
 from cotenant.worker.runners.fake import Fake
 from cotenant.worker.wire import Resize, Setup, encode_message
 from tests.live.workers import sleeper
@@ -113,6 +114,30 @@ def test_resize_changes_limit_cores_and_batches_of_a_running_worker() -> None:
         main._resize(Resize((larger,), tuple(cores)), throttle, {"sleeper": (runner, 8)}, {})
     assert throttle.rate == math.inf
     assert (runner.model, runner.minimum_seconds(4)) == (larger, 0.2)
+
+
+class Unfinished(Fake):
+    """Has three parts to do while no batch waits."""
+
+    left = 3
+
+    def improve(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_runners_improve_only_while_no_batch_waits() -> None:
+    unfinished: list[Runner] = [Unfinished(sleeper(0.1)), Fake(sleeper(0.1)), Unfinished(sleeper(0.1))]
+    first, _, last = unfinished
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"a batch")
+        main._improve(theirs, unfinished)
+        assert [runner.left for runner in (first, last) if isinstance(runner, Unfinished)] == [3, 3]
+        theirs.recv(7)
+        main._improve(theirs, unfinished)
+    assert [runner.left for runner in (first, last) if isinstance(runner, Unfinished)] == [0, 0]
+    assert not unfinished
 
 
 PINS = """

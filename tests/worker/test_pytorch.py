@@ -289,11 +289,11 @@ class Recorder(CpuDevice):
         return result, replay
 
 
-def captured(model: WorkerModel, place: Recorder, *, must: bool = False, **graphs: int) -> Torch:
+def captured(model: WorkerModel, place: Recorder, *, must: bool = False, hurry: bool = False, **graphs: int) -> Torch:
     """Load a model that captures graphs of sizes, each with the fewest rows that are padded to it."""
     sizes = tuple((int(size[1:]), lowest) for size, lowest in graphs.items())
     changed = msgspec.structs.replace(model, graphs=sizes, must_capture=must)
-    return Torch(changed, place, load_model(changed, torch.device("cpu")))
+    return Torch(changed, place, load_model(changed, torch.device("cpu")), hurry=hurry)
 
 
 def test_pytorch_captured_sizes_replay_and_others_run_eagerly(doubles: dict[str, WorkerModel]) -> None:
@@ -318,6 +318,27 @@ def test_pytorch_batches_are_padded_to_the_next_captured_size(doubles: dict[str,
         np.testing.assert_allclose(y, 2 * sent)
         np.testing.assert_allclose(total, 2 * sent.sum(1, keepdims=True), rtol=1e-6)
         assert place.replayed - before == padded
+
+
+def test_pytorch_model_in_a_hurry_is_captured_while_no_batch_waits(doubles: dict[str, WorkerModel]) -> None:
+    place = Recorder()
+    runner = captured(doubles["pytorch_module"], place, hurry=True, _1=1, _2=2, _8=3, _64=64)
+    sent = np.ones((2, 2), np.float32)
+    for more, number in ((True, 1), (True, 2), (False, 3), (False, 3)):
+        assert run(runner, [sent]) == [[[2, 2]] * 2]
+        assert (runner.improve(), place.captured) == (more, number)
+    before = place.replayed
+    for rows in (1, 2, 5):
+        runner.run({"x": np.ones((rows, 2), np.float32)})
+    assert place.replayed == before + 3
+    runner.model = msgspec.structs.replace(runner.model, max_batch=100)  # as after a change of plan
+    assert (runner.improve(), place.captured) == (False, 4)
+
+
+def test_pytorch_model_that_asks_for_graphs_is_captured_before_it_serves(doubles: dict[str, WorkerModel]) -> None:
+    place = Recorder()
+    captured(doubles["pytorch_module"], place, must=True, hurry=True, _1=1, _2=2)
+    assert place.captured == 2
 
 
 def test_pytorch_model_that_cannot_be_captured_runs_without_graphs(doubles: dict[str, WorkerModel]) -> None:

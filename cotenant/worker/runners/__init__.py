@@ -48,6 +48,10 @@ class Runner(Protocol):
         """Return the seconds that a batch takes even if the run itself is shorter."""
         ...
 
+    def improve(self) -> bool:
+        """Do a part of what makes later batches faster, while none waits; return whether there is more to do."""
+        ...
+
     def close(self) -> None:
         """Release the model; its weights go with the last runner of this process that shares them."""
         ...
@@ -63,15 +67,21 @@ def modules_of(model: WorkerModel, *, fake: bool) -> tuple[str, ...]:
 
 
 def load_runner(
-    model: WorkerModel, *, threads: int, fake: bool, stream: int | None = None, memory: mmap.mmap | None = None
+    model: WorkerModel,
+    *,
+    threads: int,
+    fake: bool,
+    stream: int | None = None,
+    memory: mmap.mmap | None = None,
+    hurry: bool = False,
 ) -> tuple[Runner, int]:
     """Load a model and warm it up; return its runner and the bytes of the outputs of one row, each output aligned.
 
     stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's
-    own; None for the CPU. memory: the arena, which a GPU may read by itself. Raises ModelError, and DeviceError if
-    there is no GPU to run on.
+    own; None for the CPU. memory: the arena, which a GPU may read by itself. hurry: leave to `improve` what it can do.
+    Raises ModelError, and DeviceError if there is no GPU to run on.
     """
-    runner = _runner(model, threads, fake, stream, memory)
+    runner = _runner(model, threads, fake, stream, memory, hurry)
     return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
 
 
@@ -102,7 +112,9 @@ def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "tree
     return "trees" if model.platform in ("xgboost_json", "lightgbm_text") else "onnx"
 
 
-def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None, memory: mmap.mmap | None) -> Runner:
+def _runner(
+    model: WorkerModel, threads: int, fake: bool, stream: int | None, memory: mmap.mmap | None, hurry: bool
+) -> Runner:
     library = _library(model, fake)
     if library == "fake":
         from cotenant.worker.runners.fake import Fake
@@ -113,7 +125,7 @@ def _runner(model: WorkerModel, threads: int, fake: bool, stream: int | None, me
             from cotenant.worker.runners.pytorch import import_torch
         except ModuleNotFoundError:
             raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
-        return import_torch(model, threads, stream, memory)
+        return import_torch(model, threads, stream, memory, hurry=hurry)
     if library == "trees":
         from cotenant.worker.runners.trees import load_trees
 

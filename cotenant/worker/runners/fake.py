@@ -38,6 +38,9 @@ class Fake:
             for spec, source in zip(model.outputs, sources, strict=False)
         ]
 
+    def improve(self) -> bool:
+        return False
+
     def minimum_seconds(self, rows: int) -> float:
         return self.model.latencies[min(rows, len(self.model.latencies)) - 1]
 

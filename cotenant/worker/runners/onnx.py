@@ -60,6 +60,9 @@ class Onnx:
         except _FAILURES as error:
             raise ModelError(one_line(error)) from None
 
+    def improve(self) -> bool:
+        return False
+
     def minimum_seconds(self, rows: int) -> float:
         return 0.0
 

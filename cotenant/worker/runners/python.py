@@ -58,6 +58,9 @@ class Python:
             )
         return [(specs[0], returned)]
 
+    def improve(self) -> bool:
+        return False
+
     def minimum_seconds(self, rows: int) -> float:
         return 0.0
 

@@ -51,17 +51,19 @@ _modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakV
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 # Staging memory of batches that broke their device: to free it is to ask the device, which aborts the process.
 _lost: list[object] = []
-_not_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # modules whose capture failed
+_never_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that cannot be, or gain nothing from it
 _loading = threading.Lock()
 _met = threading.local()  # sizes: those that a thread has run, by module
 
 
-def import_torch(model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None) -> Torch:
-    """Load a model on the CPU, or on the GPU of a CUDA stream. Raises ModelError, and DeviceError if there is no
-    GPU."""
+def import_torch(
+    model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None, *, hurry: bool = False
+) -> Torch:
+    """Load a model on the CPU, or on the GPU of a CUDA stream. hurry: see `Torch`. Raises ModelError, and DeviceError
+    if there is no GPU."""
     torch.set_num_threads(threads)
     place = CpuDevice() if stream is None else CudaDevice(stream, memory)
-    return Torch(model, place, load_model(model, place.device))
+    return Torch(model, place, load_model(model, place.device), hurry=hurry)
 
 
 def load_model(model: WorkerModel, device: torch.device) -> Module:
@@ -217,9 +219,12 @@ def _module_factory(source: object, path: Path) -> Callable[[], Any]:
 
 
 class Torch:
-    """Run a module on a device. It runs one batch at a time, whose outputs the next batch overwrites."""
+    """Run a module on a device. It runs one batch at a time, whose outputs the next batch overwrites.
 
-    def __init__(self, model: WorkerModel, place: TorchDevice, module: Module) -> None:
+    hurry: be ready before CUDA graphs are captured, unless the model asks for them, and before every size has run.
+    """
+
+    def __init__(self, model: WorkerModel, place: TorchDevice, module: Module, *, hurry: bool = False) -> None:
         self.model = model
         self.device = 0.0
         self._place = place
@@ -238,8 +243,9 @@ class Torch:
         if place.device.type == "cuda" and not self.warmed:
             warm_up(self, WARMUP_BATCHES)
             self._met_sizes().update({1, model.max_batch} if model.batched else ())
-        self._capture_graphs()
-        if place.device.type == "cuda":
+        if model.must_capture or not hurry:
+            self._capture_graphs()
+        if place.device.type == "cuda" and not hurry:
             self._warm_up_sizes()
         self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
 
@@ -370,39 +376,56 @@ class Torch:
                     self.run({spec.name: filled_array(spec, rows, 1, batched=True) for spec in model.inputs})
                 met.add(rows)
 
-    def _capture_graphs(self) -> None:
-        """Capture CUDA graphs, the largest first so that the others fit its memory; none if an input size is not fixed.
+    def improve(self) -> bool:
+        """Capture the next CUDA graph."""
+        try:
+            return self._capture_next()
+        except ModelError:
+            return False  # others have been captured
 
-        Raises ModelError for a model that must be captured and cannot be. Another runs without graphs, or without those
-        for which there was no time.
-        """
-        model, optional = self.model, not self.model.must_capture
-        if not model.graphs or any(-1 in spec.shape[model.batched :] for spec in model.inputs):
-            return
-        if optional and self._module in _not_captured:
-            return
+    def _capture_graphs(self) -> None:
+        """Capture CUDA graphs, of a model that need not be captured as far as the time allows."""
         until = time.monotonic() + GRAPHS_SECONDS
-        largest, *others = sorted(model.graphs, reverse=True)
-        for size, lowest in (largest, *reversed(others)):
-            rows = min(size, model.max_batch)
-            if lowest > rows or rows in self._graphs:
-                continue
-            if optional and time.monotonic() > until:
-                break
-            try:
-                graph = self._captured(rows, lowest)
-            except RuntimeError as error:
-                if optional:
-                    _not_captured.add(self._module)
-                    break
+        while self._capture_next():
+            if not self.model.must_capture and time.monotonic() > until:
+                return
+
+    def _capture_next(self) -> bool:
+        """Capture the next CUDA graph, the largest first so that the others fit its memory; return whether there are
+        more.
+
+        Raises ModelError for a model that must be captured and cannot be. Another runs without.
+        """
+        missing = self._not_captured()
+        if not missing:
+            return False
+        rows, lowest = missing[0]
+        try:
+            graph = self._captured(rows, lowest)
+        except RuntimeError as error:
+            if self.model.must_capture:
                 raise ModelError(
-                    f"{model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
+                    f"{self.model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
                     "remove `optimization { cuda { graphs } }` from config.pbtxt"
                 ) from None
-            if graph is None:
-                return
-            self._graphs[rows] = graph
+            graph = None
+        if graph is None:
+            _never_captured.add(self._module)
+            return False
+        self._graphs[rows] = graph
         self._sizes = sorted(self._graphs)
+        return len(missing) > 1
+
+    def _not_captured(self) -> list[tuple[int, int]]:
+        """Return the sizes still to be captured, with the fewest rows that are padded to each; none if an input
+        size is not fixed."""
+        model = self.model
+        if any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+            return []
+        if self._module in _never_captured and not model.must_capture:
+            return []
+        sizes = [(rows, lowest) for rows, lowest in sorted(model.graphs) if lowest <= model.max_batch]
+        return [size for size in (*sizes[-1:], *sizes[:-1]) if size[0] not in self._graphs]
 
     def _captured(self, rows: int, lowest: int) -> _Graph | None:
         model = self.model

@@ -32,6 +32,9 @@ class Trees:
     def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
         return [(OUTPUT, self._output.of(self._predict(inputs[INPUT])))]
 
+    def improve(self) -> bool:
+        return False
+
     def minimum_seconds(self, rows: int) -> float:
         return 0.0
 
