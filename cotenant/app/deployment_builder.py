@@ -94,13 +94,13 @@ class DeploymentBuilder:
         return kind if cuts is None else msgspec.structs.replace(kind, cuts=cuts)
 
     @asynccontextmanager
-    async def switched(self, settings: Settings) -> AsyncIterator[Deployment]:
+    async def switched(self, settings: Settings, kept: KeptModels = NOTHING_KEPT) -> AsyncIterator[Deployment]:
         """Build the deployment of other settings, which apply from now on unless the block fails. The backend stays the
-        same."""
+        same. kept: see `build`."""
         before = self._settings, self._given
         self._settings, self._given = settings, _given_profiles(settings)
         try:
-            yield await self.build(settings.load_models)
+            yield await self.build(settings.load_models, kept=kept)
         except BaseException:
             self._settings, self._given = before
             raise
@@ -118,7 +118,7 @@ class DeploymentBuilder:
         otherwise.
         """
         described = await self.describe(names, samples, configs, kept)
-        slowdowns = kept.slowdowns
+        slowdowns = {name: slowdown for name, slowdown in kept.slowdowns.items() if name in described.offered}
         if kept.slowdown_of_all > 1.0:
             slowdowns = dict.fromkeys(described.offered, kept.slowdown_of_all) | slowdowns
         planned = await self.planned(described, slowdowns)

@@ -67,10 +67,11 @@ def describe_busy(profiles: Iterable[Profile]) -> str:
     if not busy:
         return ""
     low, high = (f"{100 * part:.0f}" for part in (min(busy.values()), max(busy.values())))
-    which = f"{next(iter(busy))} was" if len(busy) == 1 else f"{show_count(len(busy), 'model')} were"
+    one = len(busy) == 1
+    which = f"{next(iter(busy))} was" if one else f"{show_count(len(busy), 'model')} were"
     return (
         f"{which} profiled while other programs used {low if low == high else f'{low} to {high}'} % of the processors; "
-        "it will be profiled again on a quiet machine"
+        f"{'it' if one else 'they'} will be profiled again on a quiet machine"
     )
 
 

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cotenant.app.deployment_builder import DeploymentBuilder, check_serves_something
+from cotenant.app.deployment_builder import NOTHING_KEPT, DeploymentBuilder, check_serves_something
 from cotenant.app.settings import check_reloadable
 from cotenant.config import Settings
 from cotenant.errors import CotenantError, InvalidError
-from cotenant.live.deployment import NOT_LOADED, Deployment, loaded_models, with_models_of
+from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, loaded_models, with_models_of
 from cotenant.live.server import Server
 from cotenant.worker.repository import scan_repository
 
@@ -51,7 +51,8 @@ class Reloader:
                 if settings is None:
                     settings = self._read()
                 check_reloadable(self._settings, settings)
-                async with self._builder.switched(settings) as deployment:
+                known = self._learnt(settings)
+                async with self._builder.switched(settings, known) as deployment:
                     check_serves_something(deployment)
                     await self._server.apply(deployment)
             except CotenantError as error:
@@ -72,7 +73,7 @@ class Reloader:
     async def _replanned(self, current: Deployment) -> Deployment:
         builder, settings = self._builder, self._builder.settings
         if settings.model_control_mode != "explicit":
-            deployment = await builder.build(settings.load_models)
+            deployment = await builder.build(settings.load_models, kept=self._learnt(settings))
             check_serves_something(deployment)
             return deployment
         # Callers have loaded some since the start, and unloaded others.
@@ -80,9 +81,25 @@ class Reloader:
         failed &= failed if settings.load_models is None else set(settings.load_models)
         there = await asyncio.to_thread(lambda: {entry.name for entry in scan_repository(builder.repository())})
         names = (loaded_models(current) | failed) & there
-        deployment = await builder.build(names, configs=current.configs)
+        deployment = await builder.build(names, configs=current.configs, kept=self._learnt(settings))
         check_serves_something(deployment)
         return with_models_of(current, deployment)
+
+    def _learnt(self, settings: Settings) -> KeptModels:
+        """Return what the server has learnt of its load and still counts: the rates of models whose settings keep
+        theirs, and how much longer batches take. Without it a plan would be made for rates that are not offered any
+        more, and another rollout would follow."""
+        learnt = self._server.learnt()
+        if learnt is None:
+            return NOTHING_KEPT
+        before, now = ({each.name: each.rate for each in it.models} for it in (self._builder.settings, settings))
+        assumed = self._server.deployment.problem.assumed
+        rates = {
+            name: rate
+            for name, rate in learnt.rates.items()
+            if before.get(name) == now.get(name) and name not in assumed
+        }
+        return KeptModels(rates=rates, slowdowns=learnt.slowdowns)
 
     async def reload_for_caller(self) -> None:
         """Reload as the HTTP front end asks for it. Raises InvalidError with the reason where that is rejected."""

@@ -95,7 +95,7 @@ def nothing_yet() -> Deployment:
 
 class KeptModels(msgspec.Struct, frozen=True):
     """Hold models that stay as they are served, whatever has become of their files, with their profiles, and what is
-    known of their load: rates (requests/s) and slowdowns that the plan in force counts with."""
+    known of the load of these and others: rates (requests/s) and slowdowns that the plan in force counts with."""
 
     models: dict[str, ServableModel] = {}
     profiles: Profiles = {}

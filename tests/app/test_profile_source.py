@@ -232,8 +232,8 @@ def test_profiles_of_a_busy_machine_are_told_in_one_line() -> None:
     def profile(model: str, foreign: float) -> Profile:
         return Profile(model, "cpu", [Point(share=1000, batch=1, latency=1.0, memory=1, features={FOREIGN: foreign})])
 
-    told = "profiled while other programs used {} % of the processors; it will be profiled again on a quiet machine"
+    told = "profiled while other programs used {} % of the processors; {} will be profiled again on a quiet machine"
     assert describe_busy([profile("a", 10.0)]) == ""
-    assert describe_busy([profile("a", 10.0), profile("b", 48.2)]) == "b was " + told.format(48)
+    assert describe_busy([profile("a", 10.0), profile("b", 48.2)]) == "b was " + told.format(48, "it")
     busy = [profile("a", 11.0), profile("b", 98.0), profile("c", 40.0)]
-    assert describe_busy(busy) == "3 models were " + told.format("11 to 98")
+    assert describe_busy(busy) == "3 models were " + told.format("11 to 98", "they")

@@ -1,0 +1,70 @@
+"""What a reload plans for while the server adapts: its builder is real, the server a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.reloader import Reloader
+from cotenant.backends.fake import Fake
+from cotenant.core.profile import write_profiles
+from cotenant.live.adaptation import Learnt
+from cotenant.live.deployment import Deployment
+from cotenant.live.server import Server
+from tests.app.test_deployment_builder import LARGE, measured, settings
+
+NAMES = ("identity", "lookup")
+RATES = """
+[[models]]
+name = "identity"
+slo = "1s"
+rate = {}
+[[models]]
+name = "lookup"
+slo = "1s"
+rate = 20
+"""
+
+
+class AdaptingServer:
+    """It has learnt that both models are asked for three times as often as expected, and that batches are slow."""
+
+    def __init__(self, deployment: Deployment, *, adapts: bool) -> None:
+        self.deployment = deployment
+        self.adapts = adapts
+
+    def learnt(self) -> Learnt | None:
+        rates = {name: 3 * rate for name, rate in self.deployment.problem.rates.items()}
+        slowdowns = {"lookup": 1.5, "unloaded long ago": 2.0}
+        return Learnt(plan=self.deployment.plan, rates=rates, slowdowns=slowdowns) if self.adapts else None
+
+    async def apply(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+
+    def reloaded(self, error: str = "") -> None:
+        assert not error
+
+
+@pytest.mark.parametrize(
+    ("adapts", "rate", "planned", "slowdowns"),
+    [
+        (True, 10, {"identity": 30.0, "lookup": 60.0}, {"lookup": 1.5}),
+        (True, 11, {"identity": 11.0, "lookup": 60.0}, {"lookup": 1.5}),
+        (False, 10, {"identity": 10.0, "lookup": 20.0}, {}),
+    ],
+)
+def test_reload_plans_for_what_was_learnt_but_for_rates_that_the_edit_changes(
+    folder: Path, adapts: bool, rate: int, planned: dict[str, float], slowdowns: dict[str, float]
+) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    given = 'profiles = "given.csv"' + RATES
+    builder = DeploymentBuilder(settings(folder, given.format(10)), Fake((LARGE,)))
+    server = AdaptingServer(asyncio.run(builder.build(NAMES)), adapts=adapts)
+    asyncio.run(Reloader(cast(Server, server), builder, builder.settings).reload(settings(folder, given.format(rate))))
+    assert server.deployment.problem.rates == pytest.approx(planned)
+    assert server.deployment.slowdowns == slowdowns
+    assert server.deployment.plan.rates() == pytest.approx(planned)
