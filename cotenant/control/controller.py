@@ -52,7 +52,7 @@ from cotenant.control.revision import RolloutOutcome
 from cotenant.control.slowdown_monitor import SlowdownMonitor, total_latency
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
-from cotenant.core.units import show_rate
+from cotenant.core.units import show_count, show_rate
 
 HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
@@ -354,7 +354,8 @@ class Controller:
             return
         self._rolling = _UnderWay(asked, solved)
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
-        action = f"{verb} a plan of {solved.plan.devices_used} devices, solved in {solved.seconds:.2f} s"
+        devices = show_count(solved.plan.devices_used, "device")
+        action = f"{verb} a plan of {devices}, solved in {solved.seconds:.2f} s"
         self._note(now, action, asked.reason)
         rates = asked.rates | solved.rates
         commands.append(Roll(solved.number, solved.plan, rates, asked.reason, _slowdowns(asked, solved)))
