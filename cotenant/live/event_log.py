@@ -15,7 +15,7 @@ class EventLog:
         self._file: BinaryIO | None = file
 
     def write(self, line: bytes) -> None:
-        if self._file is None:
+        if self._file is None or self._file.closed:  # as when a timer fires once the server has stopped
             return
         try:
             self._file.write(line)

@@ -183,6 +183,14 @@ def test_full_disk_ends_the_event_log_alone(caplog: pytest.LogCaptureFixture) ->
     assert record.getMessage() == "the event log ends here, and cannot be replayed further: No space left on device"
 
 
+def test_event_after_the_end_of_the_event_log_is_not_written(tmp_path: Path) -> None:
+    with (tmp_path / "events.jsonl").open("wb") as file:
+        log = EventLog(file)
+        log.write(b"first\n")
+    log.write(b"late\n")
+    assert (tmp_path / "events.jsonl").read_bytes() == b"first\n"
+
+
 def test_request_rejected_unread_is_counted_as_arrived_and_rejected() -> None:
     class Seen(Nobody):
         replies: list[tuple[Reply, float]] = []  # noqa: RUF012  # of one test
