@@ -36,6 +36,7 @@ from cotenant.core.model import Model
 from cotenant.live.load_generator import generate_load
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
+from cotenant.planners.rates import at_rates
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, generate_arrivals
 from cotenant.zoo import ZOO, build_models
@@ -108,11 +109,13 @@ async def served(
     settle: float = 0.0,
     warm_workers: int = 1,
     event_log: Path | None = None,
-    planned_for: Callable[[dict[str, float]], dict[str, float]] = dict,
+    planned_for: Callable[[Problem], dict[str, float]] = lambda problem: problem.rates,
+    lend: bool = True,
 ) -> AsyncIterator[Served]:
     """Serve example models at 70 % of capacity, of what the load generator leaves: measured, planned, and planned again
     for these rates. settle: seconds of load at these rates within which the server adapts to them. adapt: whether it
-    still does afterwards. planned_for: changes the rates that the first plan is made for."""
+    still does afterwards. planned_for: returns the rates that the first plan is made for, from the problem at these.
+    lend: see `Settings`."""
     build_models(repository, names)
     with tempfile.TemporaryDirectory() as folder:  # what an earlier run has learnt is not for this one
         most = msgspec.structs.replace(
@@ -122,6 +125,7 @@ async def served(
             objective="rate",
             adapt=False,
             reserve=RESERVE,
+            lend=lend,
             warm_workers=warm_workers,
             http_port=0,
             grpc_port=0,
@@ -133,7 +137,7 @@ async def served(
         first = (await prepare_deployment(DeploymentBuilder(most, backend), names)).deployment
         capacity = first.plan.rates()
         rates = {name: rate * SHARE_OF_CAPACITY for name, rate in capacity.items()}
-        settings = _at(most, planned_for(rates), adapt=adapt or settle > 0)
+        settings = _at(most, planned_for(at_rates(first.problem, rates)), adapt=adapt or settle > 0)
         async with running(settings, backend, preparing(list(rates))) as server:
             tune_for_latency()
             if settle:
