@@ -34,8 +34,7 @@ from cotenant.predictors.calibration import (
     noises_of,
     pooled_table,
 )
-from cotenant.predictors.composition import Excess, MeasuredSet, composed
-from cotenant.predictors.composition import growth as growth_of
+from cotenant.predictors.composition import Excess, MeasuredSet, composed, waiting
 from cotenant.predictors.gp_regression import GpRegression, Matrix, Prior, fit_hyperparameters, informative_samples
 from cotenant.predictors.gp_regression import most_informative as most_informative
 from cotenant.predictors.gp_samples import log_slowdowns, name_numbers, runs_of, split_samples, terms_of
@@ -232,12 +231,12 @@ class GaussianProcess:
 
     def _beside_several(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float]:
         """Return mean and variance, without the victim's noise, of the log of a slowdown."""
-        mean, variance, growth = self._composed(victim, colocated)
+        mean, variance, waits = self._composed(victim, colocated)
         excess, excess_variance = self._excess.of(victim, colocated)
-        return mean + growth * excess, variance + growth**2 * excess_variance
+        return mean + waits * excess, variance + waits**2 * excess_variance
 
     def _composed(self, victim: Load, colocated: Sequence[Load]) -> tuple[float, float, float]:
-        """Return mean and variance of the log of a composed slowdown, and the growth of its excess.
+        """Return mean and variance of the log of a composed slowdown, and how its excess grows with it.
 
         Errors of one victim under several loads are correlated: their deviations add up, not their variances.
         """
@@ -245,15 +244,15 @@ class GaussianProcess:
         baseline = self._baseline(victim)
         total, elasticities = composed(baseline, [math.exp(mean) for mean, _ in beside])
         deviation = sum(elasticity * each for elasticity, (_, each) in zip(elasticities, beside, strict=True))
-        return math.log(total), deviation * deviation, growth_of(len(colocated), baseline, total)
+        return math.log(total), deviation * deviation, waiting(baseline, total)
 
     def _fit_excess(self, sets: Sequence[Sample]) -> tuple[Excess, Sequence[float]]:
         """Return the excess of measured sets, and the calibration of sets."""
         compositions = [self._composed(sample.victim, sample.colocated) for sample in sets]
         excess = Excess(
             [
-                MeasuredSet(sample.victim, sample.colocated, growth, math.log(sample.slowdown) - mean)
-                for sample, (mean, _, growth) in zip(sets, compositions, strict=True)
+                MeasuredSet(sample.victim, sample.colocated, waits, math.log(sample.slowdown) - mean)
+                for sample, (mean, _, waits) in zip(sets, compositions, strict=True)
             ]
         )
         noises = [

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.predictors import Load
-from cotenant.predictors.composition import EFFECT, MEAN_EXCESS, NOISE, Excess, MeasuredSet, composed, growth
+from cotenant.predictors.composition import EFFECT, MEAN_EXCESS, NOISE, Excess, MeasuredSet, composed, waiting
 
 A, B, C, D = (Load(name, "k", 4, 500) for name in "abcd")
 
@@ -41,11 +41,18 @@ def test_composed_slowdowns_of_time_sliced_loads_keep_the_total_throughput(work:
     assert sum(1 / slowdown for slowdown in slowdowns) == pytest.approx(1)
 
 
-def test_growth_is_none_beside_one_load_and_beside_loads_that_do_not_interfere() -> None:
-    assert growth(1, 1.0, 3.0) == 0.0
-    assert growth(3, 1.2, 1.2) == 0.0
-    assert growth(2, 1.0, 1.0 - 1e-12) == 0.0  # rounding
-    assert 0 < growth(2, 1.0, 1.5) < growth(2, 1.0, 3.0) < growth(3, 1.0, 3.0)
+def test_waiting_is_none_beside_loads_that_do_not_interfere() -> None:
+    assert waiting(1.2, 1.2) == 0.0
+    assert waiting(1.0, 1.0 - 1e-12) == 0.0  # rounding
+    assert 0 < waiting(1.0, 1.5) < waiting(1.0, 3.0)
+
+
+def test_mean_excess_grows_with_the_set_and_learnt_effects_do_not() -> None:
+    none, learnt = Excess([]), Excess([MeasuredSet(A, [B, C], 1.0, MEAN_EXCESS + 0.3)] * 20)
+    assert none.of(A, [B])[0] == 0.0
+    assert none.of(A, [B, C])[0] < none.of(A, [B, C, D])[0]
+    gained = [learnt.of(A, others)[0] - none.of(A, others)[0] for others in ([B, C], [B, C, B, C])]
+    assert gained[0] == pytest.approx(gained[1]) == pytest.approx(0.3, abs=0.05)
 
 
 def test_excess_without_sets_is_the_prior() -> None:
@@ -73,13 +80,13 @@ def test_excess_learns_effects_of_victims_and_of_colocated_loads() -> None:
 def test_excess_leave_out_errors_are_those_without_the_set() -> None:
     rng = np.random.default_rng(0)
     sets = [
-        MeasuredSet(one, others, grown, grown * float(rng.normal(0.2, 0.2)))
+        MeasuredSet(one, others, waits, waits * float(rng.normal(0.2, 0.2)))
         for one in (A, B, C)
-        for others in itertools.combinations((A, B, C, D), 2)
-        for grown in (0.3, 2.0)
+        for others in (*itertools.combinations((A, B, C, D), 2), *itertools.combinations((A, B, C, D), 3))
+        for waits in (0.3, 0.9)
     ]
     learnt = Excess(sets)
     for i, left_out in enumerate(sets):
         mean, variance = Excess(sets[:i] + sets[i + 1 :]).of(left_out.victim, left_out.colocated)
-        assert learnt.leave_out_errors[i] == pytest.approx(left_out.excess - left_out.growth * mean)
-        assert math.sqrt(learnt.leave_out_variances[i]) == pytest.approx(left_out.growth * math.sqrt(variance))
+        assert learnt.leave_out_errors[i] == pytest.approx(left_out.excess - left_out.waiting * mean)
+        assert math.sqrt(learnt.leave_out_variances[i]) == pytest.approx(left_out.waiting * math.sqrt(variance))

@@ -347,7 +347,7 @@ def test_gaussian_process_fits_a_victim_of_which_sets_alone_were_selected(monkey
     monkeypatch.setattr(gaussian_process, "MAX_SAMPLES", len(kept))
     monkeypatch.setattr(gaussian_process, "_order", lambda sample: sample.victim.model)
     monkeypatch.setattr(gaussian_process, "informative_samples", lambda terms, slowdowns, most: range(most))
-    predictor = fit([*kept, pair, triple], PROFILES)
+    predictor = fit([*kept, pair, triple, triple], PROFILES)  # measured twice: one run alone is not quite believed
     assert pair not in predictor._samples and triple in predictor._samples
     assert median(predictor, triple.victim, triple.colocated) == pytest.approx(triple.slowdown, rel=0.1)
 
