@@ -2,8 +2,8 @@
 
     python -m benchmarks.prediction_floor [--splits 10] [--seed 7] [--json]
 
-- Runs that were repeated: how far the throughputs of the same co-located models are apart. KACE measured 40 pairs in two
-  weeks and 66 sets of three on two occasions; on our H100 latencies alone were measured again before each run.
+- Runs that were repeated: how far the throughputs of the same co-located models are apart. KACE measured 40 pairs in
+  two weeks, and 66 sets of three on two occasions; on our H100 latencies alone were measured again before each run.
 - KACE's new victims: throughputs alone of five of 21 loads were measured under other conditions, so that all their
   slowdowns are at least 0.1 to 6 times what they should be. The error of a predictor that knows all but each load's
   least slowdown, which no other victim tells.
@@ -49,7 +49,7 @@ Throughputs = dict[tuple[str, ...], list[float]]
 def campaign(path: str) -> Throughputs:
     """Return the throughputs of the pairs of a file that ran without limits, by their names."""
     _, texts = zip(*lines(path), strict=True)
-    found = {}
+    found: Throughputs = {}
     for row in csv.DictReader(texts):
         values = ast.literal_eval(row[WHOLE_COLUMN])
         if None not in values:
