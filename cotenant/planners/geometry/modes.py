@@ -318,6 +318,10 @@ class ModeCatalog:
             s, models, tuple(n * b / round_length for n, b in zip(procs, best, strict=True)), tuple(best), procs, memory
         )
 
+    def curve(self, s: int, i: int) -> tuple[float, ...]:
+        """Return the seconds of batches 1, 2, … of one worker of a model on a slot, as far as they are known."""
+        return self._choice(s, i, 1).curve
+
     def _choice(self, s: int, i: int, procs: int) -> Choice:
         slot = self.slots[s]
         return Choice.of(

@@ -9,6 +9,10 @@ The modes of a pool are made beforehand, those of many models for few rates. Whe
 the pool has hardly any set of them that is needed. So now and then a mode is made for what comes short
 (round_filling.py), and a device is cut anew for the sets of models that share its partitions, with one of them moved to
 another partition, or two exchanged.
+
+Refilling takes the best mode each time, so on few devices the same partitions would be refilled in a few ways only: in
+half of the steps the models' prices are changed at random (as with the blinks of Christiaens and Vanden Berghe,
+Transportation Science 54, 2020), while shortfalls still count at the relaxation's prices.
 """
 
 from __future__ import annotations
@@ -43,6 +47,8 @@ RECUT_PROBABILITY = 0.3  # of a step that cuts a device anew for its sets of mod
 MADE_PART = 0.25  # of further steps, in which modes are made
 PATTERN_PROBABILITY = 0.5  # of other shares in such a step
 UNCHANGED_PROBABILITY = 1 / 3  # of the same sets in such a step
+WEIGHTED_PROBABILITY = 0.5  # of a step that refills at prices changed at random
+WEIGHT_DEVIATION = 1.0  # of the logarithm of the factors on prices in such a step
 EXCHANGE_PROBABILITY = 0.5  # of exchanging two models, where the sets change, rather than moving one
 
 
@@ -151,7 +157,9 @@ def ruin_and_recreate(
         if makes_modes and rng.random() < RECUT_PROBABILITY:
             state.refill(_recut(state, rng))
         else:
-            state.refill(_ruin(state, rng), rng if makes_modes else None)
+            emptied = _ruin(state, rng)
+            weights = rng.lognormal(0.0, WEIGHT_DEVIATION, len(prices)) if rng.random() < WEIGHTED_PROBABILITY else None
+            state.refill(emptied, rng if makes_modes else None, weights)
         budget.spend(SECONDS_PER_MADE_MODE * (state.made_modes - made))
         new_shortfall = state.shortfall()
         temperature = TEMPERATURE * state.target * max(0.0, 1 - steps_taken / steps)
@@ -295,9 +303,15 @@ class _FleetState:
         modes = [*device.modes[:p], mode, *device.modes[p + 1 :]]
         self.devices[d] = DeviceState(device.kind, device.id, device.pieces, modes)
 
-    def refill(self, partitions: Sequence[tuple[int, int]], rng: np.random.Generator | None = None) -> None:
+    def refill(
+        self,
+        partitions: Sequence[tuple[int, int]],
+        rng: np.random.Generator | None = None,
+        weights: Array | None = None,
+    ) -> None:
         """Place on each partition the mode that leaves the least shortfall; none, if none reduces it. rng: decides
-        where one is made; without it, modes are those of the pool."""
+        where one is made; without it, modes are those of the pool. weights: factors on the prices of models at which
+        modes of the pool are compared."""
         for d, p in partitions:
             device = self.devices[d]
             s = device.pieces[p]
@@ -305,12 +319,15 @@ class _FleetState:
                 continue
             shortfalls = (self.target - self.served) * self.prices
             # How much each mode reduces the shortfall; anything beyond it does not count.
-            gains = np.minimum(self._values[s], shortfalls[:, None]).sum(axis=0)
+            reduced = np.minimum(self._values[s], shortfalls[:, None])
+            gains = reduced.sum(axis=0) if weights is None else weights @ reduced
             memory_left = self._memory_left(d)
             if memory_left < math.inf:
                 gains[self.pool.memory[s] > memory_left] = -np.inf
             n = int(gains.argmax())
-            mode, gain = self.pool.modes[s][n], float(gains[n])
+            mode, gain = self.pool.modes[s][n], float(reduced[:, n].sum())
+            if gains[n] == -math.inf:
+                gain = -math.inf  # no mode fits the memory
             if self.filler is not None and rng is not None and rng.random() < FILL_PROBABILITY:
                 made = self.made(d, p)
                 if made is not None:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from cotenant.core.plan import Plan
+from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import MAX_MODELS_FOR_PAIRS, PAIRS_SHARE, PlanningContext
 from cotenant.planners.geometry.device_assembly import CurrentPartition, DeviceGroup
@@ -17,9 +18,11 @@ from cotenant.planners.geometry.program import MilpSolution
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
 from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.ruin_recreate import DeviceState, ModePool, ruin_and_recreate
+from cotenant.planners.geometry.whole_models import MAX_MODELS, whole_model_modes
 
 MAX_SMALL_FLEET = 16  # devices up to which fleets are planned by ruin and recreate
 MAX_MODELS_FOR_SETS = 5  # models up to which modes of three or more are enumerated
+WHOLE_MODELS_SHARE = 0.3  # of the work, for the best plan with each model on one partition
 STEPS_PER_SECOND = 900  # ruin-and-recreate steps for each second of the time limit
 MAX_REPAIRS = 4  # searches for one fleet, each with more demand for the models that came short
 MAX_FLEET_CHOICES = 20_000  # fleets of mixed kinds to consider
@@ -41,7 +44,8 @@ def solve_small_fleet(
         return False
     prices = relaxation.demand_duals * context.rates
     target_scale = relaxation.value if context.maximize_scale else 1.0
-    pool = ModePool(_pool_modes(context, catalog, relaxation), context.rates)
+    whole_models = _whole_model_modes(context, catalog, target_scale)
+    pool = ModePool([*_pool_modes(context, catalog, relaxation), *whole_models], context.rates)
     filler = RoundFiller(catalog)
     patterns = context.planning_patterns()
     pieces = [
@@ -52,29 +56,36 @@ def solve_small_fleet(
     # With several kinds more fleets are tried, each with fewer steps.
     most_steps = round(STEPS_PER_SECOND * context.problem.time_limit / min(2, len(context.fleet)))
     for fleet in _fleets(context, catalog, first=first):
-        devices = _initial_devices(context, [k for k in fleet if pieces[k]], pool)
-        demand_factors = np.ones(len(context.names))
-        for _ in range(MAX_REPAIRS):
-            scale_reached, devices = ruin_and_recreate(
-                devices,
-                pool.with_demand(demand_factors),
-                pieces,
-                context.memory_limits,
-                prices,
-                target_scale=target_scale,
-                steps=most_steps,
-                budget=budget,
-                filler=filler,
-            )
-            plan = fitted_plan(context, catalog, _device_groups(devices))
-            yield plan
-            multipliers = demand_multipliers(context, plan)
-            if multipliers is None or (not context.maximize_scale and scale_reached < 1 - 1e-9) or not budget.left():
-                break
-            demand_factors *= multipliers
-        if not context.maximize_scale and multipliers is None:
-            # With the full fleet no choice between kinds was made.
-            return len(context.fleet) == 1 or fleet != full_fleet
+        starts = [_initial_devices(context, [k for k in fleet if pieces[k]], pool)]
+        if whole_models:
+            starts.append([DeviceState(0, None, [mode.slot for mode in whole_models], list(whole_models))])
+        for start in starts:
+            devices, demand_factors = start, np.ones(len(context.names))
+            for _ in range(MAX_REPAIRS):
+                scale_reached, devices = ruin_and_recreate(
+                    devices,
+                    pool.with_demand(demand_factors),
+                    pieces,
+                    context.memory_limits,
+                    prices,
+                    target_scale=target_scale,
+                    steps=most_steps,
+                    budget=budget,
+                    filler=filler,
+                )
+                plan = fitted_plan(context, catalog, _device_groups(devices))
+                yield plan
+                multipliers = demand_multipliers(context, plan)
+                if (
+                    multipliers is None
+                    or (not context.maximize_scale and scale_reached < 1 - 1e-9)
+                    or not budget.left()
+                ):
+                    break
+                demand_factors *= multipliers
+            if not context.maximize_scale and multipliers is None:
+                # With the full fleet no choice between kinds was made.
+                return len(context.fleet) == 1 or fleet != full_fleet
         # Not for work alone: a larger fleet may be the first that serves everything.
         if budget.deadline.seconds_left() <= 0:
             break
@@ -137,6 +148,19 @@ def _pool_modes(context: PlanningContext, catalog: ModeCatalog, relaxation: Milp
         *several,
         *catalog.knapsack_modes(context.planning_slots, relaxation.demand_duals, demand),
     ]
+
+
+def _whole_model_modes(context: PlanningContext, catalog: ModeCatalog, limit: float) -> list[Mode]:
+    """Return modes that serve the largest multiple of the rates, up to a limit, on the only device with each model on
+    one partition; [] for other fleets, and many models."""
+    kind = context.fleet[0]
+    if context.counts != [1.0] or len(context.names) > MAX_MODELS or kind.geometry is not None:
+        return []
+    modes = whole_model_modes(
+        catalog, context.planning_slots, context.rates, limit, context.budget.part(WHOLE_MODELS_SHARE)
+    )
+    fits = sum(mode.memory for mode in modes) <= kind.memory
+    return modes if fits and len(modes) <= (kind.max_partitions or WHOLE) else []
 
 
 def _initial_devices(context: PlanningContext, kinds: Sequence[int], pool: ModePool) -> list[DeviceState]:
