@@ -128,7 +128,7 @@ def status_view(status: Status) -> RenderableType:
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:
     """Draw what the controller does and why, what it knows of each model, and its last decisions."""
     told = [Text(f"adaptation: {line}" if not number else line) for number, line in enumerate(status.sentences())]
-    numbers = (">offered/s", ">planned/s", ">sustained/s", ">planned slowdown", ">observed/planned")
+    numbers = (">offered/s", ">planned/s", ">sustained/s", ">planned slowdown", ">observed / planned")
     models = table("adaptation", "model", *numbers, ">recent attainment")
     for row in status.rows():
         models.add_row(*(escape(cell) for cell in row))

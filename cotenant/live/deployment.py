@@ -138,7 +138,8 @@ def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
     offered = {
         name: known for name, known in before.offered.items() if deployment.broken.get(name, NOT_LOADED) == NOT_LOADED
     } | deployment.offered
-    broken = {name: why for name, why in (before.broken | deployment.broken).items() if name not in offered}
+    told = {name: why for name, why in deployment.broken.items() if why != NOT_LOADED or name not in before.broken}
+    broken = {name: why for name, why in (before.broken | told).items() if name not in offered}
     return msgspec.structs.replace(deployment, offered=offered, broken=broken)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cotenant.control.adaptation import Solve, SolveStep
 from cotenant.core.application import Application, Stage
-from cotenant.live.deployment import with_models_of, without_model
+from cotenant.live.deployment import NOT_LOADED, with_models_of, without_model
 from cotenant.planning.replan import Replanner
 from tests.live.deployment import repository, sample_deployment
 
@@ -29,6 +29,12 @@ def test_model_that_became_usable_is_offered_alone(tmp_path: Path) -> None:
     merged = with_models_of(broken, before)
     assert list(merged.offered) == ["identity", "lookup"]
     assert merged.broken == {"broken": "not a model"}
+
+
+def test_model_that_is_broken_keeps_its_reason_when_another_is_loaded(tmp_path: Path) -> None:
+    before = sample_deployment(repository(tmp_path))
+    loaded = msgspec.structs.replace(before, broken=dict.fromkeys(("broken", "new"), NOT_LOADED))
+    assert with_models_of(before, loaded).broken == {"broken": "not a model", "new": NOT_LOADED}
 
 
 def test_unloaded_model_stays_out_of_plans_that_are_made_later(tmp_path: Path) -> None:

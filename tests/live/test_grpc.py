@@ -302,7 +302,9 @@ def test_reflection_lists_services_and_describes_their_messages(front: Running) 
 def test_grpc_server_port_in_use_raises(front: Running) -> None:
     async def run() -> None:
         host, _, port = front.rpc.rpartition(":")
-        with pytest.raises(ConfigError, match=rf"^cannot serve gRPC on {front.rpc}; choose another"):
+        with pytest.raises(
+            ConfigError, match=rf"^cannot serve gRPC on {front.rpc}: Address already in use; choose another"
+        ):
             await GrpcServer(StubCore()).listen(host, int(port))
 
     asyncio.run(run())

@@ -589,6 +589,8 @@ def test_http_server_port_in_use_raises(front: Running) -> None:
             await HttpServer(StubCore()).listen("127.0.0.1", front.port)
         with pytest.raises(ConfigError, match=r"^cannot serve HTTP on 127.0.0.1:99999: "):
             await HttpServer(StubCore()).listen("127.0.0.1", 99999)
+        with pytest.raises(ConfigError, match=rf"^cannot serve metrics on 127.0.0.1:{front.port}: "):
+            await HttpServer(StubCore(), only_metrics=True).listen("127.0.0.1", front.port)
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from typing import cast
@@ -66,10 +67,12 @@ class GrpcListener:
         except asyncio.CancelledError:
             (await starting).close()  # nobody else knows of it yet
             raise
-        except (OSError, OverflowError):
+        except (OSError, OverflowError) as error:
+            number = getattr(error, "errno", None)
+            reason = os.strerror(number) if number is not None and number > 0 else str(error)  # of a name: negative
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ConfigError(
-                f"cannot serve gRPC on {address}; choose another address or port, or stop what holds it"
+                f"cannot serve gRPC on {address}: {reason}; choose another address or port, or stop what holds it"
             ) from None
         self._timer = loop.call_later(1, self._tick)
         return cast(int, self._server.sockets[0].getsockname()[1])

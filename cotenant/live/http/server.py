@@ -68,6 +68,7 @@ class HttpServer:
         self._connections = ConnectionTable(self._handler, limits)
         self._listener = Listener(self.connect, tls)
         self._timer: asyncio.TimerHandle | None = None
+        self._what = "metrics" if only_metrics else "HTTP"
 
     def connect(self) -> asyncio.BufferedProtocol:
         """Return the protocol of one more connection."""
@@ -84,7 +85,7 @@ class HttpServer:
             bound = await self._listener.open(host, port)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot serve HTTP on {host}:{port}: {getattr(error, 'strerror', None) or error}; "
+                f"cannot serve {self._what} on {host}:{port}: {getattr(error, 'strerror', None) or error}; "
                 "choose another address or port, or stop what holds it"
             ) from None
         self.shedder.attach(loop)
