@@ -300,7 +300,7 @@ class Pool:
                 env=launch.env,
                 # Lanes of one process serve while another loads. Nobody waits for a standby.
                 background=(fresh or worker.standby) and not launch.process,
-                hurry=not fresh and not worker.standby,
+                serve_first=not fresh and not worker.standby,
             )
         )
         if not worker.standby:

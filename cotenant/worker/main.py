@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,7 +54,10 @@ from cotenant.worker.wire import (
 
 # Interpreter switch interval in seconds: a thread whose device has just finished should not wait for another thread.
 SWITCH_INTERVAL = 0.0002
-IDLE = 0.002  # seconds without a batch after which a lane has time for what makes later ones faster
+# What makes later batches faster is done after so many seconds without a batch, or after so many batches without such a
+# pause: a lane that is slow for lack of it may have none.
+IDLE = 0.002
+BUSY = 20
 
 # Created before any thread starts: two threads creating decoders of the same types at once can crash msgspec 0.22.
 _decoder = msgspec.msgpack.Decoder(ToWorker)
@@ -178,11 +181,11 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     used: reads the CPU time charged to this lane, in seconds.
     """
     inbox = Inbox(connection)
-    unfinished: list[runners.Runner] = []
+    later = _Later(connection)
 
     def receive() -> ToWorker | None:
         while (message := inbox.take()) is None:
-            _improve(connection, unfinished)
+            later.improve()
             if not inbox.fill():
                 return None
         decoded: ToWorker = _decoder.decode(message)
@@ -211,12 +214,12 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     send(WorkerReady({name: footprint for name, (_, footprint) in loaded.items()}))
     throttle = CpuThrottle(math.inf if setup.cpu_limit is None else setup.cpu_limit, used)
     borrower = _borrower(setup, memory)
-    unfinished.extend(runner for runner, _ in loaded.values())
+    later.begin(runner for runner, _ in loaded.values())
 
     while isinstance(run := receive(), RunBatch | Resize):
         if isinstance(run, Resize):
             _resize(run, throttle, loaded, pinned)
-            unfinished[:] = [runner for runner, _ in loaded.values()]
+            later.begin(runner for runner, _ in loaded.values())
             continue
         started = time.monotonic()
         runner = loaded[run.model][0]
@@ -244,11 +247,28 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
     return setup.cuda
 
 
-def _improve(connection: socket.socket, unfinished: list[runners.Runner]) -> None:
-    """Let runners do what makes later batches faster while none comes; take those out that have nothing to do."""
-    while unfinished and not select.select([connection], [], [], IDLE)[0]:
-        if not unfinished[-1].improve():
-            unfinished.pop()
+class _Later:
+    """Let the runners of a lane do what makes later batches faster, in parts, while none waits on `connection`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unfinished: list[runners.Runner] = []
+        self._batches = 0  # without a pause
+
+    def begin(self, all_: Iterable[runners.Runner]) -> None:
+        """Ask all runners of the lane what they have to do."""
+        self._unfinished = list(all_)
+
+    def improve(self) -> None:
+        """Go on until a batch waits, or all is done; to be called between two batches."""
+        while self._unfinished and (self._batches >= BUSY or not self._waits()):
+            self._batches = 0
+            if not self._unfinished[-1].improve():
+                self._unfinished.pop()
+        self._batches += 1
+
+    def _waits(self) -> bool:
+        return bool(select.select([self._connection], [], [], IDLE)[0])
 
 
 def _load_models(
@@ -264,7 +284,7 @@ def _load_models(
     for model in setup.models:
         before = _threads()
         runner, footprint = runners.load_runner(
-            model, threads=setup.threads, fake=setup.fake, stream=stream, memory=memory, hurry=setup.hurry
+            model, threads=setup.threads, fake=setup.fake, stream=stream, memory=memory, serve_first=setup.serve_first
         )
         resources.callback(runner.close)
         loaded[model.name] = runner, footprint

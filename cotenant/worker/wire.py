@@ -89,8 +89,8 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Set a worker up: the first message.
 
     arena: size in bytes. board: offset of the lending board in the arena, and the lane's slot on it; (0, 0) for none.
-    background: load the models with the processor time that nobody else wants. hurry: be ready before all is done that
-    makes batches faster, since nobody serves meanwhile. The other fields are those of `backends.Launch`.
+    background: load the models with the processor time that nobody else wants. serve_first: be ready before all is
+    done that makes batches faster, since nobody serves meanwhile. The other fields are those of `backends.Launch`.
     """
 
     arena: int
@@ -105,7 +105,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True, array_like=True):
     groups: tuple[int, ...] = ()
     env: dict[str, str] = {}
     background: bool = False
-    hurry: bool = False
+    serve_first: bool = False
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True, array_like=True):

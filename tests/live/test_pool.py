@@ -490,11 +490,11 @@ def test_pool_worker_that_waits_too_long_in_the_background_leaves_it(
     asyncio.run(scenario())
 
 
-def test_pool_lane_starts_in_the_background_and_restarts_in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_lane_starts_in_the_background_and_restarts_to_serve_first(monkeypatch: pytest.MonkeyPatch) -> None:
     setups: list[tuple[bool, bool]] = []
 
     def noted(**given: Any) -> Setup:
-        setups.append((given["background"], given["hurry"]))
+        setups.append((given["background"], given["serve_first"]))
         return Setup(**given)
 
     monkeypatch.setattr(pool_module, "Setup", noted)

@@ -18,7 +18,6 @@ from cotenant.worker import main
 from cotenant.worker.arena import Arena
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
-from cotenant.worker.runners import Runner
 from cotenant.worker.runners.fake import Fake
 from cotenant.worker.wire import Resize, Setup, encode_message
 from tests.live.workers import sleeper
@@ -126,18 +125,53 @@ class Unfinished(Fake):
         return self.left > 0
 
 
-def test_runners_improve_only_while_no_batch_waits() -> None:
-    unfinished: list[Runner] = [Unfinished(sleeper(0.1)), Fake(sleeper(0.1)), Unfinished(sleeper(0.1))]
-    first, _, last = unfinished
+def test_runners_improve_while_no_batch_waits_and_now_and_then_where_one_always_does() -> None:
+    first, last = Unfinished(sleeper(0.1)), Unfinished(sleeper(0.1))
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        later = main._Later(theirs)
+        later.begin([first, Fake(sleeper(0.1)), last])
         ours.sendall(b"a batch")
-        main._improve(theirs, unfinished)
-        assert [runner.left for runner in (first, last) if isinstance(runner, Unfinished)] == [3, 3]
+        for _ in range(main.BUSY):
+            later.improve()
+        assert (first.left, last.left) == (3, 3)
+        later.improve()
+        assert (first.left, last.left) == (3, 2)
         theirs.recv(7)
-        main._improve(theirs, unfinished)
-    assert [runner.left for runner in (first, last) if isinstance(runner, Unfinished)] == [0, 0]
-    assert not unfinished
+        later.improve()
+    assert (first.left, last.left) == (0, 0)
+
+
+def test_worker_improves_its_runners_once_it_serves_and_after_a_resize(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Unfinished(sleeper(0.0))
+    monkeypatch.setattr(main, "_load_models", lambda *_: ({"sleeper": (runner, 8)}, {}))
+    done = threading.Event()
+    asked: list[int] = []
+
+    def improve() -> bool:
+        asked.append(len(asked))
+        if len(asked) in (3, 5):
+            done.set()
+        return len(asked) < 3
+
+    monkeypatch.setattr(runner, "improve", improve)
+    arena = Arena(1 << 16)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=main.serve, args=(theirs, arena.fd, Multiprocessors(), lambda: 0.0))
+        thread.start()
+        ours.sendall(encode_message(Setup(arena=arena.size, models=())))
+        assert done.wait(30) and len(asked) == 3
+        done.clear()
+        for _ in range(2):
+            before = len(asked)
+            ours.sendall(encode_message(Resize((sleeper(0.0),))))
+            while len(asked) == before:
+                thread.join(0.01)
+        ours.shutdown(socket.SHUT_WR)
+        thread.join()
+    arena.close()
+    assert len(asked) == 5
 
 
 PINS = """

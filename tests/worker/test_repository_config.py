@@ -218,7 +218,7 @@ def test_every_field_that_is_honoured_is_read_and_every_other_is_not() -> None:
         ('parameters { key: "instance_group" value { string_value: "x" } }', {"parameters": Use.HONOURED}),
         (
             "optimization { cuda { graphs: true busy_wait_events: true } }",
-            {"optimization.cuda.graphs": Use.HONOURED, "optimization.cuda": Use.IGNORED},
+            {"optimization.cuda.graphs": Use.HONOURED, "optimization.cuda": Use.HONOURED},
         ),
         (
             "dynamic_batching { preferred_batch_size: [4, 8] default_queue_policy { max_queue_size: 3 } }",

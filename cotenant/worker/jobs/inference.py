@@ -39,7 +39,8 @@ def infer(job: JobContext) -> Steps:
     asked = f"{model.name} {model.path} {source} {stamp.st_size} {stamp.st_mtime_ns} {target}"
     outputs = OutputRows(target, job.directory, asked)
     try:
-        model = msgspec.structs.replace(model, max_batch=size)
+        # Batches are of one size, the last may be smaller.
+        model = msgspec.structs.replace(model, max_batch=size, graphs=((size, 1),) if model.graphs else ())
         stream = 0 if job.cuda else None
         runner, _ = load_runner(model, threads=job.threads, fake=work.fake, stream=stream)
         total = -(-inputs.total // size)

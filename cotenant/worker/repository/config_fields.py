@@ -63,7 +63,7 @@ FIELDS: Mapping[str, FieldUse] = {
     "batch_input": _refused("batches would lack an input"),
     "batch_output": _refused("outputs would differ from the model's"),
     "optimization": _ignored("runners choose how to compute"),
-    "optimization.cuda": _ignored("runners choose how to compute"),
+    "optimization.cuda": _honoured("without `graphs: true`, nothing is captured; without it, what can be is"),
     "optimization.cuda.graphs": _honoured("whether PyTorch models on a GPU are captured as CUDA graphs"),
     "optimization.cuda.graph_spec": _honoured(
         "batch sizes to capture, and from which on to pad; its inputs are ignored"

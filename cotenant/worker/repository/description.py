@@ -17,7 +17,10 @@ from cotenant.worker.torch_export import load_exported
 from cotenant.worker.tree_models import tree_specs
 from cotenant.worker.wire import WorkerModel
 
-CAPTURED = ("pytorch_libtorch", "pytorch_export")  # platforms whose files hold the whole computation
+CAPTURED = (
+    "pytorch_libtorch",
+    "pytorch_export",
+)  # whose files hold the whole computation, unless scripted code keeps state
 DEFAULT_MAX_BATCH = 32  # rows, without a max_batch_size; the profile finds out which batches are worth it
 
 

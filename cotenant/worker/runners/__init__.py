@@ -73,15 +73,15 @@ def load_runner(
     fake: bool,
     stream: int | None = None,
     memory: mmap.mmap | None = None,
-    hurry: bool = False,
+    serve_first: bool = False,
 ) -> tuple[Runner, int]:
     """Load a model and warm it up; return its runner and the bytes of the outputs of one row, each output aligned.
 
     stream: handle of the CUDA stream on the first visible device that batches run on; 0 for a stream of the runner's
-    own; None for the CPU. memory: the arena, which a GPU may read by itself. hurry: leave to `improve` what it can do.
-    Raises ModelError, and DeviceError if there is no GPU to run on.
+    own; None for the CPU. memory: the arena, which a GPU may read by itself. serve_first: leave to `improve` what it
+    can do. Raises ModelError, and DeviceError if there is no GPU to run on.
     """
-    runner = _runner(model, threads, fake, stream, memory, hurry)
+    runner = _runner(model, threads, fake, stream, memory, serve_first)
     return runner, sum(aligned(array.nbytes) for _, array in warm_up(runner, 1))
 
 
@@ -113,7 +113,7 @@ def _library(model: WorkerModel, fake: bool) -> Literal["fake", "pytorch", "tree
 
 
 def _runner(
-    model: WorkerModel, threads: int, fake: bool, stream: int | None, memory: mmap.mmap | None, hurry: bool
+    model: WorkerModel, threads: int, fake: bool, stream: int | None, memory: mmap.mmap | None, serve_first: bool
 ) -> Runner:
     library = _library(model, fake)
     if library == "fake":
@@ -125,7 +125,7 @@ def _runner(
             from cotenant.worker.runners.pytorch import import_torch
         except ModuleNotFoundError:
             raise ModelError(f"{model.path}: PyTorch is not installed; run `pip install 'cotenant[torch]'`") from None
-        return import_torch(model, threads, stream, memory, hurry=hurry)
+        return import_torch(model, threads, stream, memory, serve_first=serve_first)
     if library == "trees":
         from cotenant.worker.runners.trees import load_trees
 

@@ -57,13 +57,13 @@ _met = threading.local()  # sizes: those that a thread has run, by module
 
 
 def import_torch(
-    model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None, *, hurry: bool = False
+    model: WorkerModel, threads: int, stream: int | None, memory: mmap.mmap | None, *, serve_first: bool = False
 ) -> Torch:
-    """Load a model on the CPU, or on the GPU of a CUDA stream. hurry: see `Torch`. Raises ModelError, and DeviceError
-    if there is no GPU."""
+    """Load a model on the CPU, or on the GPU of a CUDA stream. serve_first: see `Torch`. Raises ModelError, and
+    DeviceError if there is no GPU."""
     torch.set_num_threads(threads)
     place = CpuDevice() if stream is None else CudaDevice(stream, memory)
-    return Torch(model, place, load_model(model, place.device), hurry=hurry)
+    return Torch(model, place, load_model(model, place.device), serve_first=serve_first)
 
 
 def load_model(model: WorkerModel, device: torch.device) -> Module:
@@ -120,21 +120,21 @@ def _move_constants(module: Any, device: torch.device) -> None:
     a CUDA graph cannot hold.
     """
     for part in module.modules():
-        try:
-            graph = part.graph
-        except (
-            AttributeError,
-            RuntimeError,
-        ):  # a container computes nothing, which releases of PyTorch say differently
-            continue
-        for node in graph.findAllNodes("prim::Constant"):
+        graph = _graph_of(part)
+        for node in () if graph is None else graph.findAllNodes("prim::Constant"):
             kind = node.output().type().kind()
             if kind == "DeviceObjType":
                 node.s_("value", str(device))
-            elif kind == "TensorType" and {use.user.kind() for use in node.output().uses()} <= ARITHMETIC:
+            elif kind == "TensorType" and _is_for_shapes(node):
                 value = node.t("value")
                 if not value.dim() and not value.is_floating_point():
                     node.t_("value", _on_host(value))
+
+
+def _is_for_shapes(node: Any) -> bool:
+    """Tell whether what a node of a graph computes ends in integers of the host."""
+    users = [use.user for use in node.output().uses()]
+    return all(user.kind() == "aten::Int" or (user.kind() in ARITHMETIC and _is_for_shapes(user)) for user in users)
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:
@@ -221,20 +221,23 @@ def _module_factory(source: object, path: Path) -> Callable[[], Any]:
 class Torch:
     """Run a module on a device. It runs one batch at a time, whose outputs the next batch overwrites.
 
-    hurry: be ready before CUDA graphs are captured, unless the model asks for them, and before every size has run.
+    serve_first: be ready before CUDA graphs are captured, unless the model asks for them, and before all sizes have run.
     """
 
-    def __init__(self, model: WorkerModel, place: TorchDevice, module: Module, *, hurry: bool = False) -> None:
+    def __init__(self, model: WorkerModel, place: TorchDevice, module: Module, *, serve_first: bool = False) -> None:
         self.model = model
         self.device = 0.0
         self._place = place
         self._module = module
         self._inputs = {spec.name: spec for spec in model.inputs}
-        self._first = model.inputs[0].name
+        self._first = model.inputs[0].name if model.inputs else ""
         self._by_name = set(self._inputs) <= _arguments(module)
         self._joined: dict[str, tuple[Array, Sequence[torch.Tensor]]] = {}  # by input: what stands for it, and its rows
         self._graphs: dict[int, _Graph] = {}  # by rows
         self._sizes: list[int] = []  # theirs, in order
+        self._tried: set[int] = set()  # sizes whose capture was tried
+        if not model.must_capture and _keeps_state(module):
+            _never_captured.add(module)
         self._weights = _weight_bytes(module) if place.device.type != "cpu" else 0
         batch_memory = _batch_memory.setdefault(module, {})
         self.warmed = model.max_batch in batch_memory
@@ -243,9 +246,9 @@ class Torch:
         if place.device.type == "cuda" and not self.warmed:
             warm_up(self, WARMUP_BATCHES)
             self._met_sizes().update({1, model.max_batch} if model.batched else ())
-        if model.must_capture or not hurry:
+        if model.must_capture or not serve_first:
             self._capture_graphs()
-        if place.device.type == "cuda" and not hurry:
+        if place.device.type == "cuda" and not serve_first:
             self._warm_up_sizes()
         self._taken = batch_memory.setdefault(model.max_batch, max(0, place.taken() - before))
 
@@ -318,11 +321,8 @@ class Torch:
 
     def _graph_for(self, rows: int) -> _Graph | None:
         """Return the smallest graph that holds the batch; None if none does, or if so few rows are not padded to it."""
-        place = bisect.bisect_left(self._sizes, rows)
-        if place == len(self._sizes):
-            return None
-        graph = self._graphs[self._sizes[place]]
-        return graph if graph.lowest <= rows else None
+        larger = (self._graphs[size] for size in self._sizes[bisect.bisect_left(self._sizes, rows) :])
+        return next((graph for graph in larger if graph.lowest <= rows), None)
 
     def _given(self, name: str, array: Array, into: torch.Tensor | None = None) -> torch.Tensor:
         """Copy an input to the device, by way of staging memory if it was not joined. into: first rows of which."""
@@ -352,82 +352,110 @@ class Torch:
             raise ModelError(f"output {spec.name!r} is {value.dtype}, but {spec.datatype} in config.pbtxt")
         return value.detach()
 
+    def improve(self) -> bool:
+        """Capture the next CUDA graph or, once all are, run a batch of a size that this thread has not run."""
+        if self._to_capture():
+            before = self._place.taken()
+            with suppress(ModelError):  # others have been captured
+                self._capture_next()
+            self._taken += max(0, self._place.taken() - before)
+            _batch_memory[self._module][self.model.max_batch] = self._taken
+            return True
+        return self._place.device.type == "cuda" and self._warm_up_next()
+
     def _met_sizes(self) -> set[int]:
         """Return the sizes that this thread has run of the module."""
         by_module = _met.__dict__.setdefault("sizes", weakref.WeakKeyDictionary())
         return by_module.setdefault(self._module, set())  # type: ignore[no-any-return]
 
     def _warm_up_sizes(self) -> None:
-        """Run a batch of each size that this thread has not run, as far as the time allows.
+        """Run a batch of each size that this thread has not run, as far as the time allows."""
+        until = time.monotonic() + SIZES_SECONDS
+        while time.monotonic() < until and self._warm_up_next():
+            pass
+
+    def _warm_up_next(self) -> bool:
+        """Run a batch of the next size that this thread has not run; return whether there was one.
 
         For the first of a size cuDNN chooses a kernel for each convolution, which takes 0.1 s and more; PyTorch keeps
         that by thread. Training steps are left out: each changes the weights.
         """
         model, met = self.model, self._met_sizes()
-        until = time.monotonic() + SIZES_SECONDS
         if model.gradients or not model.batched:
-            return
+            return False
         powers = {1 << power for power in range(model.max_batch.bit_length())}
-        for rows in sorted(range(1, model.max_batch + 1), key=lambda rows: (rows not in powers, -rows)):
-            if time.monotonic() > until:
-                return
-            if rows not in met and self._graph_for(rows) is None:
-                with suppress(ModelError):  # it may reject some sizes, which its callers are told then
-                    self.run({spec.name: filled_array(spec, rows, 1, batched=True) for spec in model.inputs})
-                met.add(rows)
+        unmet = [rows for rows in range(1, model.max_batch + 1) if rows not in met and self._graph_for(rows) is None]
+        if not unmet:
+            return False
+        with suppress(ModelError):  # it may reject some sizes, which its callers are told then
+            self._run_ones(min(unmet, key=lambda rows: (rows not in powers, -rows)))
+        return True
 
-    def improve(self) -> bool:
-        """Capture the next CUDA graph."""
-        try:
-            return self._capture_next()
-        except ModelError:
-            return False  # others have been captured
+    def _run_ones(self, rows: int) -> None:
+        """Run a batch of that size. Raises ModelError if the model rejects it."""
+        self._met_sizes().add(rows)
+        batched = self.model.batched
+        self.run({spec.name: filled_array(spec, rows, 1, batched=batched) for spec in self.model.inputs})
 
     def _capture_graphs(self) -> None:
-        """Capture CUDA graphs, of a model that need not be captured as far as the time allows."""
-        until = time.monotonic() + GRAPHS_SECONDS
-        while self._capture_next():
-            if not self.model.must_capture and time.monotonic() > until:
-                return
+        """Capture CUDA graphs, of a model that need not be captured as far as the time allows.
 
-    def _capture_next(self) -> bool:
-        """Capture the next CUDA graph, the largest first so that the others fit its memory; return whether there are
-        more.
-
-        Raises ModelError for a model that must be captured and cannot be. Another runs without.
+        Raises ModelError for a model that must be captured and cannot be.
         """
-        missing = self._not_captured()
-        if not missing:
-            return False
-        rows, lowest = missing[0]
+        until = time.monotonic() + GRAPHS_SECONDS
+        while self._to_capture() and (self.model.must_capture or time.monotonic() < until):
+            self._capture_next()
+
+    def _capture_next(self) -> None:
+        """Capture the next CUDA graph. Raises ModelError if that fails and the model must be captured; another runs
+        without this size or, where it cannot be captured at all, without graphs."""
+        (rows, lowest), *_ = self._to_capture()
+        self._tried.add(rows)
         try:
+            if rows not in self._met_sizes():
+                self._run_ones(rows)
             graph = self._captured(rows, lowest)
-        except RuntimeError as error:
+        except DeviceError:
+            raise
+        except Exception as error:  # noqa: BLE001 user code
             if self.model.must_capture:
                 raise ModelError(
                     f"{self.model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
                     "remove `optimization { cuda { graphs } }` from config.pbtxt"
                 ) from None
-            graph = None
+            # It rejects this size, or there is no memory for it now: others may be captured.
+            if not isinstance(error, ModelError | torch.OutOfMemoryError):
+                self._give_up_graphs()
+            return
         if graph is None:
-            _never_captured.add(self._module)
-            return False
+            self._give_up_graphs()
+            return
         self._graphs[rows] = graph
         self._sizes = sorted(self._graphs)
-        return len(missing) > 1
 
-    def _not_captured(self) -> list[tuple[int, int]]:
-        """Return the sizes still to be captured, with the fewest rows that are padded to each; none if an input
-        size is not fixed."""
+    def _give_up_graphs(self) -> None:
+        self._graphs.clear()
+        self._sizes.clear()
+        _never_captured.add(self._module)
+
+    def _to_capture(self) -> list[tuple[int, int]]:
+        """Return the sizes that are still to be captured, each with the fewest rows that are padded to it.
+
+        The largest first, so that the others fit its memory. None if an input size is not fixed, or if the module keeps
+        state on the host, which a replay would leave as it is.
+        """
         model = self.model
-        if any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+        if not model.graphs or any(-1 in spec.shape[model.batched :] for spec in model.inputs):
             return []
-        if self._module in _never_captured and not model.must_capture:
+        if not model.must_capture and self._module in _never_captured:
             return []
-        sizes = [(rows, lowest) for rows, lowest in sorted(model.graphs) if lowest <= model.max_batch]
-        return [size for size in (*sizes[-1:], *sizes[:-1]) if size[0] not in self._graphs]
+        sizes = {min(size, model.max_batch): lowest for size, lowest in sorted(model.graphs, reverse=True)}
+        fitting = sorted((rows, lowest) for rows, lowest in sizes.items() if lowest <= rows)
+        return [size for size in (*fitting[-1:], *fitting[:-1]) if size[0] not in self._tried]
 
     def _captured(self, rows: int, lowest: int) -> _Graph | None:
+        """Capture a batch of that size; None if replaying it would save nothing. Raises what PyTorch raises, and
+        TypeError for outputs that are not rows of the batch: those of a padded batch cannot be told apart."""
         model = self.model
         with self._mode():
             with self._place.scope():
@@ -437,7 +465,12 @@ class Torch:
             self._joined.clear()
             runs = 1 if self._graphs else WARMUP_BATCHES
             captured = self._place.capture(functools.partial(self._compute, list(given.values())), runs)
-        return None if captured is None else _Graph(given, lowest, *captured)
+        if captured is None:
+            return None
+        for spec, value in captured[0]:
+            if not isinstance(value, torch.Tensor) or (model.batched and tuple(value.shape[:1]) != (rows,)):
+                raise TypeError(f"the first dimension of output {spec.name!r} is not the batch")
+        return _Graph(given, lowest, *captured)
 
 
 class _Graph:
@@ -461,9 +494,21 @@ class _Graph:
     def run(self, rows: int | None) -> list[tuple[TensorSpec, torch.Tensor]]:
         """Return the outputs of the first rows of its inputs; None: of all. Other rows are those of earlier batches."""
         self._replay()
-        if rows is None:
-            return self._outputs
-        return [(spec, value[:rows] if isinstance(value, torch.Tensor) else value) for spec, value in self._outputs]
+        return self._outputs if rows is None else [(spec, value[:rows]) for spec, value in self._outputs]
+
+
+def _keeps_state(module: Module) -> bool:
+    """Tell whether a scripted module changes attributes as it runs, on the host."""
+    parts = module.modules() if isinstance(module, torch.jit.ScriptModule) else ()
+    return any(graph.findAllNodes("prim::SetAttr") for part in parts if (graph := _graph_of(part)) is not None)
+
+
+def _graph_of(part: Any) -> Any:
+    """Return the graph of a part of a scripted module; None for a container, which computes nothing."""
+    try:
+        return part.graph
+    except (AttributeError, RuntimeError):  # releases of PyTorch say it differently
+        return None
 
 
 def _arguments(module: Module) -> set[str]:

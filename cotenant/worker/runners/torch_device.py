@@ -77,8 +77,8 @@ class TorchDevice(Protocol):
     def capture(self, compute: Callable[[], T], runs: int) -> tuple[T, Callable[[], None]] | None:
         """Capture a computation; return its result and a function that replays it in the same memory.
 
-        runs: how often to run it before. None if replaying would save nothing. Raises RuntimeError if it cannot be
-        captured; it can then still be run.
+        runs: how often to run it before. None if replaying would save nothing. Raises what PyTorch raises if it
+        cannot be captured; it can then still be run.
         """
         ...
 
@@ -97,7 +97,7 @@ class CpuDevice:
 
     def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
         (staged,) = host
-        return staged if into is None else into[: len(staged)].copy_(staged)
+        return staged if into is None else _first_rows(into, staged).copy_(staged)
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
         return value.contiguous()
@@ -156,8 +156,10 @@ class CudaDevice:
         )
 
     def to_device(self, host: Sequence[torch.Tensor], into: torch.Tensor | None = None) -> torch.Tensor:
-        if len(host) == 1 and into is None:
-            return host[0].to(self.device, non_blocking=True)
+        if len(host) == 1:
+            if into is None:
+                return host[0].to(self.device, non_blocking=True)
+            return _first_rows(into, host[0]).copy_(host[0], non_blocking=True)
         rows = sum(len(part) for part in host)
         if into is None:
             joined = torch.empty((rows, *host[0].shape[1:]), dtype=host[0].dtype, device=self.device)
@@ -212,7 +214,7 @@ class CudaDevice:
                     result = compute()
                 finally:
                     graph.capture_end()
-            except RuntimeError:
+            except BaseException:
                 self._abandon_capture()
                 raise
         return result, graph.replay
@@ -223,6 +225,11 @@ class CudaDevice:
         with suppress(RuntimeError):  # the allocator has been told
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
+
+
+def _first_rows(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return as much of a tensor as another one fills: all of it, or as many rows."""
+    return into if into.shape == value.shape else into[: len(value)]
 
 
 _readable: weakref.WeakKeyDictionary[mmap.mmap, range] = weakref.WeakKeyDictionary()  # addresses, by mapping
