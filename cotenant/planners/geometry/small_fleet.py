@@ -44,8 +44,9 @@ def solve_small_fleet(
         return False
     prices = relaxation.demand_duals * context.rates
     target_scale = relaxation.value if context.maximize_scale else 1.0
+    modes = _pool_modes(context, catalog, relaxation)
+    pool = ModePool(modes, context.rates)
     whole_models = _whole_model_modes(context, catalog, target_scale)
-    pool = ModePool([*_pool_modes(context, catalog, relaxation), *whole_models], context.rates)
     filler = RoundFiller(catalog)
     patterns = context.planning_patterns()
     pieces = [
@@ -56,15 +57,17 @@ def solve_small_fleet(
     # With several kinds more fleets are tried, each with fewer steps.
     most_steps = round(STEPS_PER_SECOND * context.problem.time_limit / min(2, len(context.fleet)))
     for fleet in _fleets(context, catalog, first=first):
-        starts = [_initial_devices(context, [k for k in fleet if pieces[k]], pool)]
+        starts = [(_initial_devices(context, [k for k in fleet if pieces[k]], pool), pool)]
         if whole_models:
-            starts.append([DeviceState(0, None, [mode.slot for mode in whole_models], list(whole_models))])
-        for start in starts:
-            devices, demand_factors = start, np.ones(len(context.names))
+            # Its modes would draw the search from elsewhere to the same plan.
+            whole = DeviceState(0, None, [mode.slot for mode in whole_models], list(whole_models))
+            starts.append(([whole], ModePool([*modes, *whole_models], context.rates)))
+        for devices, own_pool in starts:
+            demand_factors = np.ones(len(context.names))
             for _ in range(MAX_REPAIRS):
                 scale_reached, devices = ruin_and_recreate(
                     devices,
-                    pool.with_demand(demand_factors),
+                    own_pool.with_demand(demand_factors),
                     pieces,
                     context.memory_limits,
                     prices,
