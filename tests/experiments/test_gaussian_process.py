@@ -76,12 +76,12 @@ def test_gaussian_process_on_triples_learns_from_few_measured_triples(seed: int)
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER / kace.FOURS).is_file(), reason="needs KACE's sets of four")
 def test_table_2_on_sets_of_four_has_the_documented_error(tmp_path: Path) -> None:
-    """Neither the composition nor its constants saw them."""
+    """Constants were chosen without them."""
     (pairs,), (some,) = (table2.outcomes(table2.Task(("four",), measured, 0)) for measured in (0, 30))
     assert pairs.p90 <= 40
     assert some.p90 <= 25
-    assert pairs.choice >= 0.97 and some.choice >= 0.97
-    assert min(pairs.coverage, some.coverage) >= 87
+    assert pairs.choice >= 0.99 and some.choice >= 0.99
+    assert 87 <= min(pairs.coverage, some.coverage) and max(pairs.coverage, some.coverage) <= 93
     assert min(pairs.throughput, some.throughput) >= 1 - 1e-9
     table2.plot([table2.Row("four", 0, **msgspec.structs.asdict(pairs), worst=pairs.p90)], tmp_path / "rows.svg")
     with pytest.raises(ConfigError, match="--profiles five: there are three, four"):
