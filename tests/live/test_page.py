@@ -151,7 +151,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
                 (
                     "bad",
                     "a: 3 % within 50 ms in the last minute; 99 % is its SLO."
-                    " 19.4 requests/s refused: it would finish after its deadline.",
+                    " 19.4 requests/s rejected: it would finish after its deadline.",
                 ),
                 ("bad", "c is not served: no such file."),
                 ("bad", "Partition 0 of cpu-0 is failed: killed by SIGKILL."),

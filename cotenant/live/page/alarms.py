@@ -72,7 +72,7 @@ def _about_partition(each: PartitionView) -> Alarm | None:
 
 def _missed(model: ModelView, attainment: float, objective: float, slo: float) -> str:
     met = f"{attainment * 100:.3g} % within {show_seconds(slo)} in the last minute; {objective * 100:.4g} % is its SLO."
-    why = f" {model.refused:.3g} requests/s refused: {model.why}." if model.why else ""
+    why = f" {model.refused:.3g} requests/s rejected: {model.why}." if model.why else ""
     return f"{model.name}: {met}{why}"
 
 

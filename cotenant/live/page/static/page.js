@@ -60,7 +60,7 @@ function keyed(parent, rows, keys, make) {
 function modelRow(name) {
   const chip = element("p", "chip");
   const state = element("p", "why");
-  const names = ["SLO attainment", "Latency p50", "p99", "Target", "Requests/s", "Refused/s", "Queue"].map(figure);
+  const names = ["SLO attainment", "Latency p50", "p99", "Target", "Requests/s", "Rejected/s", "Queue"].map(figure);
   const [attainment, p50, p99, slo, requests, refused, queue] = names;
   const gauge = element("div", "gauge", element("i", "p99"), element("i", "p50"), element("i", "mark"));
   gauge.setAttribute("aria-hidden", "true");
@@ -102,7 +102,7 @@ function showModel(view) {
   const [sign, word] = HEALTH[view.health];
   setData(row.element, "health", view.health);
   setText(row.chip, `${sign} ${word}`);
-  const told = [view.state === "READY" ? "" : view.state.toLowerCase(), view.reason, view.why && view.health !== "good" && `refused: ${view.why}`];
+  const told = [view.state === "READY" ? "" : view.state.toLowerCase(), view.reason, view.why && view.health !== "good" && `rejected: ${view.why}`];
   setText(row.state, told.filter(Boolean).join(" · "));
   setText(row.attainment.value, percent(view.attainment));
   setText(row.attainment.note, view.objective === null ? "" : ` SLO ${percent(view.objective)}`);
@@ -304,7 +304,7 @@ function showFigures(tick) {
     ["SLOs met", asked.length ? `${met} of ${asked.length}` : NONE, asked.length ? worst : ""],
     ["Requests/s", rate(sum("rate"))],
     ["In time/s", rate(sum("goodput"))],
-    ["Refused/s", rate(sum("refused") + sum("failed")), sum("refused") + sum("failed") >= 0.05 ? "warn" : ""],
+    ["Rejected/s", rate(sum("refused") + sum("failed")), sum("refused") + sum("failed") >= 0.05 ? "warn" : ""],
     ["Queued", String(sum("queue"))],
     ["Partitions busy", mean === null ? NONE : percent(mean)],
   ]);
