@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from cotenant.core.device_groups import DeviceGroup
@@ -16,6 +17,7 @@ FILLS = (
 )
 FREE = "#ECECEC"
 MAX_GROUPS = 40  # groups of equal devices that are shown; a plan file has them all
+TOLERANCE = 1e-6  # devices, of a bound
 MIN_FREE = 10  # ‰ of a device; less is what sevenths leave over
 
 
@@ -25,16 +27,24 @@ def plan_summary(plan: Plan) -> str:
     parts.append(f"{show_rate(plan.scale)} x the rates" if plan.objective == "rate" else "")
     parts.append("" if plan.cost_per_hour is None else f"{plan.cost_per_hour:.2f} per hour")
     proven = None if plan.provenance is None else plan.provenance.proven
-    bound = "" if plan.bound is None else f"proven bound {plan.bound:.4g}"
+    more = devices_to_serve_all(plan)
+    bound = "" if plan.bound is None or more else f"proven bound {plan.bound:.4g}"
     parts.append("proven optimal for evenly spaced requests" if proven == "optimal" else bound)
     free = sum(device.free for device in plan.devices if device.free >= MIN_FREE)
     parts.append(_free(free) if free else "")
     if plan.unserved:
         parts.append(f"{show_rate(sum(plan.unserved.values()))} requests/s unserved")
-        searched = proven is None and plan.objective == "devices" and plan.bound is not None
-        parts.append("proven: no plan serves all" if proven == "infeasible" else "")
+        searched = proven is None and plan.objective == "devices" and plan.bound is not None and not more
+        parts.append("proven: no plan serves all" if proven == "infeasible" else more)
         parts.append("a plan that serves all was not found in the time" if searched else "")
     return ", ".join(part for part in parts if part)
+
+
+def devices_to_serve_all(plan: Plan) -> str:
+    """Say how many devices at least would serve all, where these are proven to be more than the plan has."""
+    counted = plan.objective == "devices" and plan.cost_per_hour is None and plan.unserved
+    least = 0 if plan.bound is None else math.ceil(plan.bound - TOLERANCE)
+    return f"serving all takes {least} devices or more" if counted and least > plan.devices_used else ""
 
 
 def _free(thousandths: int) -> str:

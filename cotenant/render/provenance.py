@@ -12,6 +12,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.provenance import Candidate, Proof, Validation
 from cotenant.core.units import show_count, show_names, show_rate, show_seconds
 from cotenant.planners.candidates import objective_value
+from cotenant.render.plan_layout import devices_to_serve_all
 from cotenant.render.table import table
 
 STAGES = {
@@ -73,7 +74,8 @@ def _proof_line(plan: Plan, proven: Proof | None) -> str:
     if plan.objective == "devices" and plan.unserved:
         if proven == "infeasible":
             return "unserved: proven, no plan of these devices serves all rates"
-        return "unserved: a plan that serves all rates was not found in the time, and none is ruled out"
+        least = devices_to_serve_all(plan)
+        return f"unserved: {least or 'a plan that serves all rates was not found in the time, and none is ruled out'}"
     if plan.bound is None:
         return ""
     value = objective_value(plan)

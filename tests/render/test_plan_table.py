@@ -51,6 +51,20 @@ def test_plan_table_says_what_is_proven(
     assert words in " ".join(shown(plan_table(plan)).split())
 
 
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        (1.5, "1 device, 15 % of a device free, 3 requests/s unserved, serving all takes 2 devices or more"),
+        (1.0, "proven bound 1, 15 % of a device free, 3 requests/s unserved, a plan that serves all was not found in"),
+    ],
+)
+def test_plan_that_leaves_requests_unserved_says_how_many_devices_would_serve_all(bound: float, words: str) -> None:
+    plan = msgspec.structs.replace(
+        PLAN, cost_per_hour=None, bound=bound, unserved={"ssd": 3.0}, provenance=Provenance(source="geometry")
+    )
+    assert words in " ".join(shown(plan_table(plan)).split())
+
+
 def test_plan_bars_of_a_device_are_as_wide_as_shares() -> None:
     bar = shown(plan_bars(PLAN)).rstrip("\n").removeprefix("cpu-0 ")
     assert len(bar) == WIDTH
