@@ -68,3 +68,14 @@ def test_reload_plans_for_what_was_learnt_but_for_rates_that_the_edit_changes(
     assert server.deployment.problem.rates == pytest.approx(planned)
     assert server.deployment.slowdowns == slowdowns
     assert server.deployment.plan.rates() == pytest.approx(planned)
+
+
+def test_reload_takes_no_assumed_rate_for_one_that_was_observed(folder: Path) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    asked = settings(folder, 'profiles = "given.csv"' + RATES.format(10).replace("rate = 20", ""))
+    builder = DeploymentBuilder(asked, Fake((LARGE,)))
+    server = AdaptingServer(asyncio.run(builder.build(NAMES)), adapts=True)
+    before = server.deployment.problem
+    asyncio.run(Reloader(cast(Server, server), builder, asked).reload(asked))
+    assert server.deployment.problem.assumed == before.assumed == {"lookup"}
+    assert server.deployment.problem.rates == pytest.approx({"identity": 30.0, "lookup": before.rates["lookup"]})
