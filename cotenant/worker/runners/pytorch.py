@@ -221,7 +221,7 @@ def _module_factory(source: object, path: Path) -> Callable[[], Any]:
 class Torch:
     """Run a module on a device. It runs one batch at a time, whose outputs the next batch overwrites.
 
-    serve_first: be ready before CUDA graphs are captured, unless the model asks for them, and before all sizes have run.
+    serve_first: be ready before CUDA graphs are captured, unless the model asks for them, and before every size ran.
     """
 
     def __init__(self, model: WorkerModel, place: TorchDevice, module: Module, *, serve_first: bool = False) -> None:
