@@ -25,7 +25,7 @@ from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.budget import Deadline
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_iteration, seconds_per_look
+from cotenant.planners.geometry.solver import checks_for, run_solver, seconds_per_check, seconds_per_iteration
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -342,16 +342,16 @@ class CoverProgram:
         columns = np.arange(len(self._supplies), len(self._supplies) + len(self.demand), dtype=np.int32)
         self.highs.addRow(-math.inf, most, len(columns), columns, self.fleet.penalties)
 
-    def looks_for(self, work: float) -> float:
-        """Return how many looks an integer program may take for about so much work."""
-        return looks_for(work, self._entries)
+    def checks_for(self, work: float) -> float:
+        """Return how many interrupt checks an integer program may make for about so much work."""
+        return checks_for(work, self._entries)
 
     def solve(
-        self, *, gap: float = 1e-4, nodes: int = 1000, looks: float = math.inf, deadline: Deadline | None = None
+        self, *, gap: float = 1e-4, nodes: int = 1000, checks: float = math.inf, deadline: Deadline | None = None
     ) -> CoverSolution | None:
-        """Solve; None where no solution was found within the nodes and the looks, or until the deadline.
+        """Solve; None where no solution was found within the nodes and the checks, or until the deadline.
 
-        looks: how often an integer program may ask whether to go on, which it does between parts of its work in the
+        checks: how often an integer program may ask whether to go on, which it does between parts of its work in the
         same order in every run: most of that may be done before the first node. Afterwards `work` holds the seconds of
         work that it took, with a solution or without.
         """
@@ -359,13 +359,13 @@ class CoverProgram:
         if self.integer:
             highs.setOptionValue("mip_rel_gap", gap)
             highs.setOptionValue("mip_max_nodes", nodes)
-        taken = run_solver(highs, looks, deadline)
+        made = run_solver(highs, checks, deadline)
         info = highs.getInfo()
         iterations = max(int(info.simplex_iteration_count), 0)
         rows = self._at_model + len(self.demand)
         if self.integer:
             work = SECONDS_PER_INTEGER_CALL + SECONDS_PER_INTEGER_ITERATION * iterations
-            work += seconds_per_look(self._entries) * taken
+            work += seconds_per_check(self._entries) * made
         else:
             work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns)
             work += seconds_per_iteration(rows, self._entries) * iterations

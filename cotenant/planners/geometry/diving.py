@@ -46,7 +46,7 @@ MIN_PENALTY = 1e-3  # of a partition that is not held, where devices cost nothin
 MAX_BUNDLED = 60.0  # partitions up to which it is: more may not be of one kind, which a bundle is
 CUT_GAP = 1e-4  # relative, for whole devices
 MAX_CUT_NODES = 500
-MAX_CUT_LOOKS = 2000
+MAX_CUT_CHECKS = 2000
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
 MAX_SINGLE_COLUMNS = 4000  # in the integer program over modes of one model, but for
@@ -99,8 +99,9 @@ class Diver:
         self._pricing_work = SECONDS_PER_PRICING * len(slots) * catalog.options.latency[0].size
 
     def relax(self, program: CoverProgram, rounds: int, bundled: Bundled | None = None) -> CoverSolution | None:
-        """Solve the relaxation, generating columns until none improves it, or little; None where it is infeasible."""
-        solution = program.solve()  # whatever the time: every plan needs it
+        """Solve the relaxation, generating columns until none improves it, or little; None where it is infeasible, or
+        the deadline passed before it was solved once."""
+        solution = program.solve(deadline=self.budget.deadline)
         for _ in range(rounds):
             if solution is None:
                 return None
@@ -149,7 +150,7 @@ class Diver:
         answer = program.solve(
             gap=INTEGER_GAP,
             nodes=MAX_INTEGER_NODES,
-            looks=program.looks_for(allowed),
+            checks=program.checks_for(allowed),
             deadline=self.budget.deadline,
         )
         self.budget.spend(program.work)
@@ -205,9 +206,9 @@ class Diver:
             fleet, free = self._rest(modes, patterns)
             dived = self._dive(fleet, left, free, bundles=bundles)
             first = first or dived
-            if dived.relaxed is None:
-                break
-            prices = np.maximum(self._share_prices, dived.relaxed.solution.slot_duals)
+            prices = self._share_prices
+            if dived.relaxed is not None:
+                prices = np.maximum(prices, dived.relaxed.solution.slot_duals)
             cut = self._cut(fleet, dived.modes, free, dropped * prices)
             modes.update(dict(cut.modes))
             patterns.update(dict(cut.patterns))
@@ -235,7 +236,9 @@ class Diver:
         occupied, memory = -free, np.zeros(MEMORY_LIMITS * len(fleet.counts))
         program = CoverProgram(fleet, self.pool, np.arange(len(self.singles)), left, occupied=occupied)
         solution = self.relax(program, MAX_PRICING_ROUNDS)
-        relaxed = None if solution is None else Relaxed(solution, program)
+        if solution is None:
+            return _Dived(self._cheapest_alone(fleet, left), None, None)
+        relaxed = Relaxed(solution, program)
         bundled: Relaxed | None = None
         chosen: dict[int, int] = {}
         while solution is not None and left.any():
@@ -260,6 +263,18 @@ class Diver:
                     left[list(mode.models)] -= count * many * np.array(mode.rates)
             left[left <= ROUNDING_TOLERANCE * demand] = 0.0
         return _Dived(fixed, relaxed, bundled)
+
+    def _cheapest_alone(self, fleet: Fleet, demand: Array) -> Counter[Mode]:
+        """Return modes of one model that cover the demand, of kinds that are left the cheapest for each request/s: no
+        program is solved."""
+        cheapest: dict[int, tuple[float, Mode]] = {}
+        for mode in self.singles:
+            (i,), (rate,) = mode.models, mode.rates
+            price = float(self._share_prices[mode.slot]) / rate
+            if fleet.counts[fleet.slots[mode.slot].kind] >= 1 and (i not in cheapest or price < cheapest[i][0]):
+                cheapest[i] = price, mode
+        wanted = ((i, mode) for i, (_, mode) in cheapest.items() if demand[i] > 0)
+        return Counter({mode: math.ceil(float(demand[i]) / mode.rates[0]) for i, mode in wanted})
 
     def _next(
         self,
@@ -366,8 +381,8 @@ class Diver:
             occupied=-np.maximum(free, 0.0),
             integer=True,
         )
-        # No plan without it: it ends after so many looks, whatever the time.
-        solution = program.solve(gap=CUT_GAP, nodes=MAX_CUT_NODES, looks=MAX_CUT_LOOKS)
+        # No plan without it: it ends after so many checks, whatever the time.
+        solution = program.solve(gap=CUT_GAP, nodes=MAX_CUT_NODES, checks=MAX_CUT_CHECKS)
         self.budget.spend(program.work)
         if solution is None:
             return Cover([], [])

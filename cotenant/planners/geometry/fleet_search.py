@@ -35,7 +35,7 @@ MIN_PAIR_VALUE = 0.75  # value over price of a slot's whole partition for a mode
 MAX_PAIRED_MODELS = 24  # of which every two are paired on a slot: those of most value unserved
 MAX_COLUMNS = 150  # in one integer program
 MAX_NODES = 50
-MAX_LOOKS = 25.0
+MAX_CHECKS = 25.0  # interrupt checks of the solver
 NO_WASTE = 1e-9  # part of a fleet's value unserved that counts as none
 FLEET_SHARE = 0.5  # of the time left that one fleet may take
 NEXT_SLACK = (
@@ -365,7 +365,7 @@ class FleetSearch:
         program = CoverProgram(fleet, pool, np.arange(len(pool.columns)), left[models], integer=True)
         if not astray:
             program.limit_unserved(shortfall * (1 - REL_IMPROVEMENT))
-        answer = program.solve(gap=1e-3, nodes=MAX_NODES, looks=MAX_LOOKS, deadline=budget.deadline)
+        answer = program.solve(gap=1e-3, nodes=MAX_NODES, checks=MAX_CHECKS, deadline=budget.deadline)
         budget.spend(program.work)
         if answer is None:
             return None

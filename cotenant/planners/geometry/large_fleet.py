@@ -118,7 +118,10 @@ def _covers(
 def cheapest_fleet(
     context: PlanningContext, fleet: Fleet, singles: Sequence[Mode], demand: Array
 ) -> Sequence[int] | None:
-    """Return the cheapest numbers of devices of which the relaxation serves the demand; None where there are none."""
+    """Return the cheapest numbers of devices of which the relaxation serves the demand; None where there are none.
+
+    Where the solver used up its work they are the cheapest that it found (`solve_milp`), and some may be cheaper.
+    """
     instance = context.instance(maximize_scale=False, rates=demand)
     whole = solve_milp(instance, context.slots, fleet.patterns, singles, budget=context.budget, whole_devices=True)
     return None if whole is None else whole.devices

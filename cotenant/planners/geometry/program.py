@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, PartitionSize
-from cotenant.planners.geometry.solver import looks_for, run_solver, seconds_per_iteration, seconds_per_look
+from cotenant.planners.geometry.solver import checks_for, run_solver, seconds_per_check, seconds_per_iteration
 
 Array = NDArray[np.float64]
 
@@ -126,11 +126,11 @@ def solve_milp(
     )
     highs.setOptionValue("mip_rel_gap", 0.0)
     highs.setOptionValue("mip_max_nodes", MAX_NODES)
-    most = math.inf if budget is None else looks_for(WHOLE_DEVICES_SHARE * budget.left(), len(entries))
-    looks = run_solver(highs, most)
+    most = math.inf if budget is None else checks_for(WHOLE_DEVICES_SHARE * budget.left(), len(entries))
+    checks = run_solver(highs, most)
     info = highs.getInfo()
     if budget is not None:
-        work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * columns + seconds_per_look(len(entries)) * looks
+        work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * columns + seconds_per_check(len(entries)) * checks
         budget.spend(work + seconds_per_iteration(rows, len(entries)) * max(int(info.simplex_iteration_count), 0))
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None

@@ -35,7 +35,7 @@ TARGET_RATIO = 1.002  # multiple to search for, over the best so far
 EVEN_PRICE_FRACTION = 0.05  # fraction of all prices that is spread evenly, so that no model is too cheap to be served
 SCATTERED_STEP_PROBABILITY = 0.5  # probability of a step that empties partitions anywhere rather than whole devices
 KEEP_PROBABILITY = 0.75  # probability of each partition to be kept in such a step
-STEPS_BETWEEN_LOOKS = 20  # at the budget
+STEPS_BETWEEN_CHECKS = 20  # of the budget
 SECONDS_PER_STEP = 7e-5  # of work
 SECONDS_PER_STEP_AND_ENTRY = 2e-9  # and for each model and mode of the largest slot
 TEMPERATURE = 1e-4  # part of the target by which a step may raise the shortfall, on average, at first
@@ -141,7 +141,7 @@ def ruin_and_recreate(
     reserved = MADE_PART * budget.left() if filler is not None and not lacks_modes else 0.0
     steps_taken = 0
     while steps_taken < last and state.devices and best < target_scale * (1 - 1e-9):
-        if steps_taken % STEPS_BETWEEN_LOOKS == 0 and not budget.left():
+        if steps_taken % STEPS_BETWEEN_CHECKS == 0 and not budget.left():
             break
         if steps_taken == steps or (steps_taken < steps and budget.left() <= reserved):
             steps_taken = steps
@@ -180,7 +180,7 @@ def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, t
     before = state.copy()
     state.target = target_scale
     for n in range(tries):
-        if n % STEPS_BETWEEN_LOOKS == 0 and not budget.left():
+        if n % STEPS_BETWEEN_CHECKS == 0 and not budget.left():
             break
         budget.spend(state.pool.seconds_per_step)
         partitions = [(d, p) for d, device in enumerate(state.devices) for p in range(len(device.modes))]

@@ -102,7 +102,8 @@ def find_feasible(
         return None
     for source, candidate in _candidates(context, competitors, first=True, thorough=thorough):
         if not candidate.unserved:
-            return msgspec.structs.replace(candidate, provenance=Provenance(source=source))
+            ended_by: End = "clock" if context.budget.deadline.passed else "work"
+            return msgspec.structs.replace(candidate, provenance=Provenance(source=source, ended_by=ended_by))
     return None
 
 

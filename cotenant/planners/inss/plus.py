@@ -47,8 +47,9 @@ def plan(problem: Problem) -> Plan:
         problem.policy.require("inss-plus")
         problem.policy.require_features(FEATURES)
     moved = _from_current(problem)
-    made = geometry.plan(problem) if moved is None else moved
-    return msgspec.structs.replace(made, planner="inss-plus", provenance=None)
+    if moved is None:
+        return msgspec.structs.replace(geometry.plan(problem), planner="inss-plus")
+    return msgspec.structs.replace(moved, planner="inss-plus", provenance=None)
 
 
 def _from_current(problem: Problem) -> Plan | None:

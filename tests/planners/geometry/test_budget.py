@@ -34,9 +34,9 @@ def test_plan_is_the_same_for_every_clock_that_does_not_run_out(recipe: Recipe) 
     """A clock that runs ten times as fast is a machine that is ten times as busy."""
     asked = msgspec.structs.replace(problem(recipe), time_limit=0.2)
     plans = []
-    for seconds_per_look in (None, 1e-7, 1e-6):
+    for seconds_per_check in (None, 1e-7, 1e-6):
         ticks = itertools.count()
-        clock = None if seconds_per_look is None else lambda s=seconds_per_look, t=ticks: s * next(t)
+        clock = None if seconds_per_check is None else lambda s=seconds_per_check, t=ticks: s * next(t)
         plans.append(ended_by(msgspec.structs.replace(asked, clock=clock)))
         assert clock is None or 10 < next(ticks) < 0.2 / 1e-6
     assert len(set(plans)) == 1
@@ -100,3 +100,31 @@ def test_cover_without_any_work_left_serves_all_with_no_model_twice() -> None:
         own = np.zeros(len(served))
         own[list(mode.models)] = mode.rates
         assert (served - own < context.rates * (1 - 1e-6)).any()
+
+
+def test_cover_whose_first_program_the_clock_ends_serves_all() -> None:
+    """No program is solved: each model takes its cheapest partitions, and what they cost more is the price of that."""
+    asked = msgspec.structs.replace(problem(Recipe(seed=23, models=60, devices=90, load=0.3)), bounded=False)
+    context = PlanningContext(asked)
+    penalties = 100.0 * max(context.prices) / context.rates
+    fleet = Fleet(context.slots, context.patterns, context.counts, context.prices, context.memory_limits, penalties)
+    ticks = itertools.count()
+    budget = WorkBudget(msgspec.structs.replace(asked, clock=lambda: 10.0 * next(ticks)))
+    assert budget.left() == 0
+    dive = Diver(fleet, context.catalog, context.singles, context.usable_slots, budget).cover(context.rates)
+    assert dive.relaxed is None
+    served = np.zeros(len(context.rates))
+    for mode, many in dive.cover.modes:
+        served[list(mode.models)] += many * np.array(mode.rates)
+    assert (served >= context.rates * (1 - 1e-6)).all()
+
+
+def test_feasible_plan_says_what_ended_its_search() -> None:
+    asked = problem(Recipe(seed=23, models=4, devices=8, load=0.3))
+    ticks = itertools.count()
+    ends = []
+    for clock in (None, lambda: 10.0 * next(ticks)):
+        plan = geometry.feasible(msgspec.structs.replace(asked, clock=clock))
+        assert plan is not None and plan.provenance is not None
+        ends.append(plan.provenance.ended_by)
+    assert ends == ["work", "clock"]

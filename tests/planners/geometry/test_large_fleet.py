@@ -73,7 +73,7 @@ def test_plan_of_large_fleet_is_the_same_in_every_run() -> None:
     assert geometry.plan(asked) == geometry.plan(asked)
 
 
-def test_integer_program_ends_after_so_many_looks_at_its_limits() -> None:
+def test_integer_program_ends_after_so_many_interrupt_checks() -> None:
     asked = problem(RECIPES[2][0])
     context = PlanningContext(asked)
     singles = context.planning_modes(context.catalog)
@@ -82,10 +82,10 @@ def test_integer_program_ends_after_so_many_looks_at_its_limits() -> None:
     )
     pool = ColumnPool(context.slots, context.memory_limits, singles)
 
-    def solved(looks: float) -> CoverSolution | None:
+    def solved(checks: float) -> CoverSolution | None:
         columns = np.arange(len(pool.columns))
         program = CoverProgram(fleet, pool, columns, context.rates, integer=True, serve_all=True)
-        return program.solve(looks=looks)
+        return program.solve(checks=checks)
 
     enough = solved(1000)
     assert enough is not None and not enough.unserved.any()
@@ -93,7 +93,7 @@ def test_integer_program_ends_after_so_many_looks_at_its_limits() -> None:
 
 
 def test_plan_stops_by_the_clock_where_the_machine_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at this clock takes a tenth of the limit: after ten looks hardly any more work is done."""
+    """Each reading of this clock takes a tenth of the limit: after ten of them hardly any more work is done."""
     ticks, late = itertools.count(), list[float]()
     spend = WorkBudget.spend
 

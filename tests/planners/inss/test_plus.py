@@ -64,6 +64,13 @@ def partitions(made: Plan) -> list[tuple[object, list[int]]]:
     return [(device.id, [partition.share for partition in device.partitions]) for device in made.devices]
 
 
+def test_plan_of_the_geometry_planner_keeps_what_ended_its_search() -> None:
+    made = plan(msgspec.structs.replace(two_devices(rates=(300.0, 300.0, 100.0)), time_limit=0.2))
+    assert made.planner == "inss-plus" and made.provenance is not None
+    assert made.provenance.source.startswith("geometry, ")
+    assert made.provenance.ended_by in {"work", "proof"}
+
+
 def test_plan_in_force_stays_while_batches_serve_the_rates(policy: Policy) -> None:
     problem = in_force(policy, (300.0, 300.0, 100.0), (290.0, 280.0, 110.0))
     made = plan(problem)
