@@ -22,7 +22,7 @@ from cotenant.planners.geometry.program import MilpInstance, MilpSolution, solve
 Array = NDArray[np.float64]
 
 MAX_MODELS_FOR_PAIRS = 12  # models up to which all pairs are considered
-MAX_MODELS_TO_TIGHTEN = 80  # models up to which the bound is tightened
+MAX_MODELS_TO_TIGHTEN = 24  # models up to which the bound is tightened
 MAX_DEVICES_TO_TIGHTEN = 300  # devices beyond which time-shared partitions are too few to tighten the bound
 MAX_DEMAND_ROUNDS = 5  # of tightening the bound on a multiple by the demand that it leaves
 MIN_DEMAND_GAIN = 1e-3  # relative, below which they end

@@ -31,10 +31,13 @@ from cotenant.planners.geometry.covering import (
 )
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
+from cotenant.planners.geometry.round_knapsack import RoundKnapsack
 
 Array = NDArray[np.float64]
 
-MAX_PRICING_ROUNDS = 8  # at the root; fewer below
+MAX_ROOT_ROUNDS = 16  # of pricing for the prices by which fleets are searched
+THOROUGH_SHARE = 0.15  # of the work left, which dynamic programming may take for them
+MAX_PRICING_ROUNDS = 8  # of the first program of a dive; fewer below
 MAX_COLUMNS_PER_ROUND = 2000
 REL_PROGRESS = 2e-4  # of the objective, below which pricing stops
 NEAR_ZERO = 1e-6  # parts of columns, and of a bundle, that count as none
@@ -96,11 +99,22 @@ class Diver:
         self.pool = ColumnPool(fleet.slots, fleet.memory_limits, self.singles)
         self.geometries = [kind.geometry for kind in catalog.problem.fleet]
         self._share_prices = np.array([fleet.prices[slot.kind] * slot.share / WHOLE for slot in fleet.slots])
+        self._knapsack = RoundKnapsack(catalog, slots)
         self._pricing_work = SECONDS_PER_PRICING * len(slots) * catalog.options.latency[0].size
 
-    def relax(self, program: CoverProgram, rounds: int, bundled: Bundled | None = None) -> CoverSolution | None:
+    def relax(
+        self,
+        program: CoverProgram,
+        rounds: int,
+        bundled: Bundled | None = None,
+        *,
+        thorough: WorkBudget | None = None,
+    ) -> CoverSolution | None:
         """Solve the relaxation, generating columns until none improves it, or little; None where it is infeasible, or
-        the deadline passed before it was solved once."""
+        the deadline passed before it was solved once.
+
+        thorough: budget for dynamic programming, which finds better ones and takes longer; None: without it.
+        """
         solution = program.solve(deadline=self.budget.deadline)
         for _ in range(rounds):
             if solution is None:
@@ -117,6 +131,10 @@ class Diver:
                 priced = self.catalog.knapsack_modes(
                     self.slots, solution.demand_duals, program.demand, solution.slot_duals
                 )
+                if thorough is not None and thorough.left():
+                    priced += self._knapsack.valuable_modes(
+                        solution.demand_duals, program.demand, solution.slot_duals, thorough
+                    )
                 program.pool.extend(((mode, 1),) for mode in priced)
                 allowed = None if bundled is None else bundled.allowed(program.pool)
                 if not program.add_improving(solution, MAX_COLUMNS_PER_ROUND, allowed):
@@ -128,6 +146,12 @@ class Diver:
             if before - solution.value < REL_PROGRESS * abs(before):
                 break
         return solution
+
+    def relaxation(self, demand: Array) -> Relaxed | None:
+        """Return the solved relaxation of covering the demand, at whose prices the search goes: near its optimum."""
+        program = CoverProgram(self.fleet, self.pool, np.arange(len(self.singles)), demand)
+        solution = self.relax(program, MAX_ROOT_ROUNDS, thorough=self.budget.part(THOROUGH_SHARE))
+        return None if solution is None else Relaxed(solution, program)
 
     def cover(self, demand: Array, *, bundles: bool = True) -> Dive:
         """Return a cover of the demand, as far as one was found, and the relaxations.

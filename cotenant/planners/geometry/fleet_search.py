@@ -15,17 +15,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
+from cotenant.planners.geometry.annealing import FleetAnnealer, pieces_by_kind, with_free_pieces
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.covering import ColumnPool, CoverProgram
 from cotenant.planners.geometry.device_assembly import pack_devices
 from cotenant.planners.geometry.diving import Cover, Diver
 from cotenant.planners.geometry.modes import Mode
+from cotenant.planners.geometry.round_filling import RoundFiller
+from cotenant.planners.geometry.ruin_recreate import DeviceState
 
 Array = NDArray[np.float64]
 
@@ -41,7 +45,11 @@ FLEET_SHARE = 0.5  # of the time left that one fleet may take
 NEXT_SLACK = (
     0.7  # where between the most slack that failed and the least that sufficed: success is quicker than failure
 )
-MAX_DIVE_SHARE = 0.6  # of the time left, which a second start may take
+ANNEALED_SHARE = 0.9  # of a fleet's time, for simulated annealing before integer programs
+FILLED_SHARE = 0.3  # of that, which making a start anew may take
+NEAR_PRICE = 0.6  # value over price of the columns from which annealing chooses
+MAX_CELLS = 3_000_000  # models times columns: what annealing keeps of each takes 24 bytes
+MAX_FIRST_PATTERNS = 12  # of a kind, with which a start is made
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
 SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes
 LIKE_PROBABILITY = 0.5  # of taking devices with models in common, and of taking those that waste most
@@ -66,7 +74,7 @@ class FleetSearch:
     """Search for cheaper devices that serve the demand.
 
     diver: solves covering programs of the fleet. prices, slot_prices: of a request/s of each model and of a partition
-    on each slot in the relaxation, by which the search goes. work_of_dive: seconds that covering the demand takes.
+    on each slot in the relaxation, by which the search goes.
     """
 
     def __init__(
@@ -78,10 +86,8 @@ class FleetSearch:
         slot_prices: Array,
         budget: WorkBudget,
         *,
-        work_of_dive: float = 0.0,
         seed: int = 0,
     ) -> None:
-        self._work_of_dive = work_of_dive
         self.diver, self.fleet, self.catalog = diver, diver.fleet, diver.catalog
         self.demand, self.budget = demand, budget
         self.prices, self.slot_prices = prices, slot_prices
@@ -174,12 +180,38 @@ class FleetSearch:
     def _started(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
         """Return this fleet after a part of the search, from the better of these devices and of others made anew."""
         budget = self.budget.part(FLEET_SHARE)
-        starts = [self.resized(devices, counts)]
-        if self._work_of_dive <= MAX_DIVE_SHARE * budget.left():
-            fleet = msgspec.structs.replace(self.fleet, counts=[float(count) for count in counts])
-            cover = Diver(fleet, self.catalog, self.diver.singles, self.diver.slots, budget).cover(self.demand).cover
-            starts.append(self.resized(self._packed(cover), counts))
-        return self.improve(min(starts, key=self._shortfall_of), budget)
+        annealed = budget.part(ANNEALED_SHARE)
+        starts = [
+            self._annealer.filled(counts, annealed.part(FILLED_SHARE)),
+            [self._state_of(device) for device in self.resized(devices, counts)],
+        ]
+        found = []
+        for n, start in enumerate(starts):
+            part = annealed.part(1 / (len(starts) - n))
+            found.append(_placed(self._annealer.improved(start, self._rng, part)))
+            if not self._missing(self.served(found[-1])).any():
+                return found[-1]
+        return self.improve(min(found, key=self._shortfall_of), budget)
+
+    @cached_property
+    def _annealer(self) -> FleetAnnealer:
+        """Return the annealer of the columns near their price; devices are filled first with the patterns that earn
+        most at the prices of slots."""
+        pool = self.diver.pool
+        value = pool.values(self.prices, self.demand)
+        price = np.add.reduceat(self.slot_prices[pool.slots.index] * pool.slots.value, pool.slots.starts[:-1])
+        near = np.flatnonzero((value >= NEAR_PRICE * price) & (pool.sizes == 1))
+        nearest = near[np.argsort(-(value / price)[near], kind="stable")][: MAX_CELLS // len(self.demand)]
+        modes = [pool.columns[n][0][0] for n in np.sort(nearest).tolist()]
+        first = [
+            sorted(patterns, key=lambda pieces: -float(self.slot_prices[list(pieces)].sum()))[:MAX_FIRST_PATTERNS]
+            for patterns in pieces_by_kind(self.fleet)
+        ]
+        return FleetAnnealer(self.fleet, modes, self.demand, self.prices, first, RoundFiller(self.catalog))
+
+    def _state_of(self, device: PlacedDevice) -> DeviceState:
+        pieces = with_free_pieces(device.modes, pieces_by_kind(self.fleet)[device.kind])
+        return DeviceState(device.kind, device.id, [s for s, _ in pieces], [mode for _, mode in pieces])
 
     def _completed(self, devices: Sequence[PlacedDevice]) -> list[PlacedDevice]:
         """Return the devices with further ones for what they leave unserved."""
@@ -378,3 +410,10 @@ class FleetSearch:
         found = self._packed(Cover(chosen, patterns))
         used = Counter(device.kind for device in found)
         return found + [PlacedDevice(k, None, ()) for k, n in sorted(counts.items()) for _ in range(n - used[k])]
+
+
+def _placed(devices: Sequence[DeviceState]) -> list[PlacedDevice]:
+    return [
+        PlacedDevice(device.kind, device.id, tuple(mode for mode in device.modes if mode is not None))
+        for device in devices
+    ]

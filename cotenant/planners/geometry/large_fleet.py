@@ -88,16 +88,15 @@ def _covers(
     fleet = _fleet(context, context.prices, penalties)
     diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
     least = context.relaxation.value if context.relaxation is not None else 0.0
+    relaxed = diver.relaxation(demand)
     before = budget.used
     dive = diver.cover(demand)
     work = budget.used - before
-    if dive.relaxed is None:
+    if relaxed is None:
         yield _assembled(context, diver, dive.cover, demand)
         return
-    relaxed = dive.relaxed.solution
-    search = FleetSearch(
-        diver, singles, demand, relaxed.demand_duals, relaxed.slot_duals, fleet_search, work_of_dive=work
-    )
+    solution = relaxed.solution
+    search = FleetSearch(diver, singles, demand, solution.demand_duals, solution.slot_duals, fleet_search)
 
     def fleet_for(multiple: float) -> Sequence[int] | None:
         return cheapest_fleet(context, fleet, catalog.with_demand(singles, demand * multiple), demand * multiple)

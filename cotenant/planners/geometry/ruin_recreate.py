@@ -108,7 +108,7 @@ def ruin_and_recreate(
     prices: of each model's rate. target_scale: the multiple at which the search stops. steps: at most, as far as the
     budget allows. filler: makes modes that the pool lacks.
     """
-    state = _FleetState(
+    state = FleetState(
         devices,
         pool,
         patterns,
@@ -157,7 +157,7 @@ def ruin_and_recreate(
         if makes_modes and rng.random() < RECUT_PROBABILITY:
             state.refill(_recut(state, rng))
         else:
-            emptied = _ruin(state, rng)
+            emptied = ruined(state, rng)
             weights = rng.lognormal(0.0, WEIGHT_DEVIATION, len(prices)) if rng.random() < WEIGHTED_PROBABILITY else None
             state.refill(emptied, rng if makes_modes else None, weights)
         budget.spend(SECONDS_PER_MADE_MODE * (state.made_modes - made))
@@ -175,7 +175,7 @@ def ruin_and_recreate(
     return best, state.devices
 
 
-def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, tries: int, budget: WorkBudget) -> bool:
+def _repair(state: FleetState, rng: np.random.Generator, target_scale: float, tries: int, budget: WorkBudget) -> bool:
     """Try to reach the target by changing a few partitions, the fewest first; restore the state where that fails."""
     before = state.copy()
     state.target = target_scale
@@ -194,7 +194,7 @@ def _repair(state: _FleetState, rng: np.random.Generator, target_scale: float, t
     return False
 
 
-def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
+def ruined(state: FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Empty some partitions and return them in the order in which to refill them."""
     count = len(state.devices)
     if rng.random() < SCATTERED_STEP_PROBABILITY:
@@ -216,7 +216,7 @@ def _ruin(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]
     return [emptied[n] for n in rng.permutation(len(emptied)).tolist()]
 
 
-def _recut(state: _FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _recut(state: FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Cut a device anew for the sets of models that share its partitions, mostly after a move or an exchange; return
     its empty partitions."""
     d = int(rng.integers(len(state.devices)))
@@ -247,7 +247,7 @@ def _changed_sets(sets: list[list[int]], rng: np.random.Generator) -> list[list[
     return sets
 
 
-class _FleetState:
+class FleetState:
     """Describe a plan during the search.
 
     target: the multiple of the rates beyond which serving counts nothing; served: fractions of the rates; made_modes:
@@ -373,6 +373,17 @@ class _FleetState:
             if self.shortfall() < best[0]:
                 best = self.shortfall(), self.copy()
         self.restore(best[1])
+
+    def repeat(self, d: int, other: int) -> bool:
+        """Place the modes of one device on another of its kind, if all that they serve is short; return whether so."""
+        modes = [mode for mode in self.devices[d].modes if mode is not None]
+        served = sum((self._served_by[id(mode)] for mode in modes), np.zeros(len(self.served)))
+        if not modes or (self.served + served > self.target).any():
+            return False
+        own, device = self.devices[d], self.devices[other]
+        self.devices[other] = DeviceState(device.kind, device.id, list(own.pieces), list(own.modes))
+        self.served = self.served + served
+        return True
 
     def copy(self) -> tuple[list[DeviceState], Array]:
         return list(self.devices), self.served

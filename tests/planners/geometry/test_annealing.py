@@ -1,0 +1,98 @@
+"""Hold the modes of the round knapsack against enumeration, and annealing against its promises."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.planner_problems import Recipe, problem
+from cotenant.planners.capacity import ROUNDING_TOLERANCE
+from cotenant.planners.geometry.annealing import FleetAnnealer, pieces_by_kind, with_free_pieces
+from cotenant.planners.geometry.budget import WorkBudget
+from cotenant.planners.geometry.context import PlanningContext
+from cotenant.planners.geometry.covering import Fleet
+from cotenant.planners.geometry.round_filling import RoundFiller
+from cotenant.planners.geometry.round_knapsack import RoundKnapsack
+from cotenant.planners.geometry.ruin_recreate import DeviceState
+
+ASKED = msgspec.structs.replace(problem(Recipe(seed=24, models=4, devices=6, kinds=2, load=0.6)), time_limit=0.3)
+
+
+def test_modes_of_the_round_knapsack_are_feasible_and_worth_nearly_what_the_best_are() -> None:
+    """Every set of options of four models on a slot, against the best of several calls."""
+    context = PlanningContext(ASKED)
+    catalog, options = context.catalog, context.catalog.options
+    value, demand = 1.0 / context.rates, context.rates * np.array([0.02, 0.05, 0.1, 0.2])
+    knapsack, latest = RoundKnapsack(catalog, context.usable_slots), catalog.slo * (1 + ROUNDING_TOLERANCE)
+    least = np.zeros(len(context.slots))
+    found = [mode for _ in range(3) for mode in knapsack.valuable_modes(value, demand, least, context.budget)]
+
+    def worth(rates: NDArray[np.float64]) -> float:
+        return float(value @ np.minimum(rates, demand))
+
+    few = [None, *range(0, options.latency.shape[2], 5)]
+    for s in context.usable_slots:
+        best = 0.0
+        for chosen in product(few, repeat=len(demand)):
+            own = [(i, n) for i, n in enumerate(chosen) if n is not None]
+            length = sum(options.latency[s, i, n] for i, n in own)
+            if own and all(length + options.latency[s, i, n] <= latest[i] for i, n in own):
+                rates = np.zeros(len(demand))
+                for i, n in own:
+                    rates[i] = options.rows[s, i, n] / length
+                best = max(best, worth(rates))
+        reached = 0.0
+        for mode in (mode for mode in found if mode.slot == s):
+            assert mode.memory <= context.slots[s].memory
+            rates = np.zeros(len(demand))
+            rates[list(mode.models)] = mode.rates
+            reached = max(reached, worth(rates))
+        assert reached > 0.97 * best
+    dear = np.full(len(context.slots), 1.01 * max(worth(demand), 1e-9))
+    assert knapsack.valuable_modes(value, demand, dear, context.budget) == []
+
+
+def annealer_of(context: PlanningContext) -> FleetAnnealer:
+    fleet = Fleet(
+        context.slots, context.patterns, context.counts, context.prices, context.memory_limits, 100 / context.rates
+    )
+    first = pieces_by_kind(fleet)
+    return FleetAnnealer(fleet, context.singles, context.rates, 1 / context.rates, first, RoundFiller(context.catalog))
+
+
+def shortfall(context: PlanningContext, devices: list[DeviceState]) -> float:
+    served = np.zeros(len(context.rates))
+    for device in devices:
+        for mode in device.modes:
+            if mode is not None:
+                served[list(mode.models)] += mode.rates
+    return float(np.maximum(1 - served / context.rates, 0.0).sum())
+
+
+def test_annealing_serves_more_with_the_same_devices_and_the_same_in_every_run() -> None:
+    context = PlanningContext(ASKED)
+    annealer, counts = annealer_of(context), [2, 1]
+    filled = annealer.filled(counts, WorkBudget(ASKED))
+    improved = [annealer.improved(filled, np.random.default_rng(1), WorkBudget(ASKED)) for _ in range(2)]
+    assert [device.kind for device in improved[0]] == [0, 0, 1]
+    assert shortfall(context, improved[0]) < 0.9 * shortfall(context, filled)
+    assert improved[0] == improved[1]
+
+
+def test_devices_stay_empty_where_no_work_is_left() -> None:
+    budget = WorkBudget(ASKED)
+    budget.spend(budget.left())
+    filled = annealer_of(PlanningContext(ASKED)).filled([2, 1], budget)
+    assert [device.kind for device in filled] == [0, 0, 1]
+    assert not any(device.modes for device in filled)
+
+
+def test_pieces_that_no_mode_takes_stay_free() -> None:
+    context = PlanningContext(ASKED)
+    mode = context.singles[0]
+    patterns = [(mode.slot + 1,), (mode.slot, mode.slot)]
+    assert with_free_pieces([mode], patterns) == [(mode.slot, mode), (mode.slot, None)]
+    assert with_free_pieces([mode, mode, mode], patterns) == [(mode.slot, mode)] * 3
