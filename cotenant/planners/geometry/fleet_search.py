@@ -5,9 +5,10 @@ As in bin packing, the fleet is therefore fixed below the cost of the best plan,
 prices of the relaxation, is reduced until nothing is. Fleets are chosen by bisection over the multiple of the
 demand that their relaxation serves, between the largest that failed and the least that sufficed.
 
-A fixed fleet is improved by large neighbourhood search: a few devices are taken away and cover what the others leave
-unserved anew, by an integer program (Shaw, CP 1998). At the prices of the relaxation no device serves more than its
-value, so a mode that wastes more than all of these devices waste cannot improve them, and the programs stay small.
+A fixed fleet is improved by simulated annealing (annealing.py), then by large neighbourhood search: a few devices are
+taken away and cover what the others leave unserved anew, by an integer program (Shaw, CP 1998). At the prices of the
+relaxation no device serves more than its value, so a mode that wastes more than all of these devices waste cannot
+improve them, and the programs stay small.
 """
 
 from __future__ import annotations
