@@ -47,6 +47,10 @@ def test_modes_of_the_round_knapsack_are_feasible_and_worth_nearly_what_the_best
         reached = 0.0
         for mode in (mode for mode in found if mode.slot == s):
             assert mode.memory <= context.slots[s].memory
+            length = mode.batches[0] * mode.procs[0] / mode.rates[0]
+            for i, batch in zip(mode.models, mode.batches, strict=True):
+                n = int(np.flatnonzero(options.batch[s, i] == batch)[0])
+                assert length + options.latency[s, i, n] <= latest[i] * (1 + 1e-9)
             rates = np.zeros(len(demand))
             rates[list(mode.models)] = mode.rates
             reached = max(reached, worth(rates))
