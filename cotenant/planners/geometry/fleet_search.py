@@ -202,7 +202,8 @@ class FleetSearch:
         value = pool.values(self.prices, self.demand)
         price = np.add.reduceat(self.slot_prices[pool.slots.index] * pool.slots.value, pool.slots.starts[:-1])
         near = np.flatnonzero((value >= NEAR_PRICE * price) & (pool.sizes == 1))
-        nearest = near[np.argsort(-(value / price)[near], kind="stable")][: MAX_CELLS // len(self.demand)]
+        worth = np.divide(value, price, out=np.full_like(value, np.inf), where=price > 0)
+        nearest = near[np.argsort(-worth[near], kind="stable")][: MAX_CELLS // len(self.demand)]
         modes = [pool.columns[n][0][0] for n in np.sort(nearest).tolist()]
         first = [
             sorted(patterns, key=lambda pieces: -float(self.slot_prices[list(pieces)].sum()))[:MAX_FIRST_PATTERNS]
