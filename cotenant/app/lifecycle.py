@@ -31,11 +31,16 @@ from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
+from cotenant.live.access import Access
 from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.adaptation_driver import Solver
 from cotenant.live.deployment import nothing_yet
+from cotenant.live.front_ends import FrontEnds
+from cotenant.live.front_ends.messages import TlsFiles
+from cotenant.live.front_ends.supervisor import beyond
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
+from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.limits import Limits, MemoryBudget, grpc_limits, metrics_limits
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
@@ -82,7 +87,7 @@ async def running(
     if settings.adapt:
         await asyncio.to_thread(rate_forecast, settings.forecast)  # what it needs may not be installed
     corrections = ProfileCorrections()
-    limits = Limits(body=settings.max_body, memory=settings.max_memory)
+    limits = _shared_limits(settings)
     memory = MemoryBudget(limits.memory)  # of both front ends and shared memory together
     async with (
         FrontEndLease(settings.cluster.lease) as lease,
@@ -105,6 +110,7 @@ async def running(
             no_loads=NO_LOADS[settings.model_control_mode],
             response_cache=settings.response_cache,
             client_memory=(settings.max_body, memory) if settings.allow_client_shm else None,
+            beyond=beyond(settings.front_ends, limits) if settings.front_ends > 1 else 0,
         )
         if settings.model_control_mode == "kubernetes":
             server.hold_readiness()  # it starts with no model
@@ -113,7 +119,7 @@ async def running(
             settings, devices, told, corrections=corrections, found=server.found, say=server.starting
         )
         reloader = Reloader(server, builder, settings, read, on_reload)
-        http = HttpServer(
+        own = HttpServer(
             server,
             page=server.page,
             status=server.status,
@@ -127,11 +133,12 @@ async def running(
             tls=tls,
             log_access=settings.access_log,
         )
+        http = own if settings.front_ends == 1 else _front_ends(settings, server, own.handler, limits, access)
         metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
         grpc = GrpcServer(
             server,
             message_size=settings.max_body,
-            limits=grpc_limits(settings.max_memory),
+            limits=grpc_limits(limits.memory),
             memory=memory,
             access=access,
             tls=grpc_tls(settings.access),
@@ -242,7 +249,33 @@ def check_model_control(settings: Settings) -> None:
         )
 
 
-async def _listen(front_end: HttpServer | GrpcServer, host: str, port: int) -> str:
+def _shared_limits(settings: Settings) -> Limits:
+    """Return the limits of each process that callers reach. They share out the memory; each has files of its own."""
+    processes = 1 if settings.front_ends == 1 else settings.front_ends + 1
+    return Limits(body=settings.max_body, memory=settings.max_memory // processes)
+
+
+def _front_ends(
+    settings: Settings, server: Server, handler: RequestHandler, limits: Limits, access: Access
+) -> FrontEnds:
+    """Return HTTP as several processes serve it. handler: answers in this one what is not inference."""
+    files = settings.access
+    return FrontEnds(
+        server,
+        server.arena,
+        settings.front_ends,
+        "cotenant.app.front_end",
+        handler,
+        limits=limits,
+        access=access,
+        tls=None if files.certificate is None else TlsFiles(str(files.certificate), str(files.key)),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        log_access=settings.access_log,
+    )
+
+
+async def _listen(front_end: HttpServer | FrontEnds | GrpcServer, host: str, port: int) -> str:
     bound = await front_end.listen(host, port)
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"{shown}:{bound}"

@@ -24,9 +24,9 @@ def main() -> None:
 
 
 def _run() -> None:
+    from cotenant.app.log_format import LogFormatter
     from cotenant.cli.commands import app
     from cotenant.cli.interrupt import Interrupted
-    from cotenant.cli.log_format import LogFormatter
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from cotenant.cli.log_format import JsonLogFormatter, LogFormatter
+from cotenant.app.log_format import JsonLogFormatter, LogFormatter
 from cotenant.profiling.pace import ProfilingPace
 
 T = TypeVar("T")

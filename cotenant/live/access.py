@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -77,8 +77,21 @@ class Access:
         self, tokens: Mapping[Role, Collection[str]] | None = None, *, control: ControlPolicy = "loopback"
     ) -> None:
         self._digests = [(_digest(token), role) for role, held in (tokens or {}).items() for token in held]
-        self._control = control
+        self.control = control
         self.authenticates = bool(self._digests)
+
+    @property
+    def digests(self) -> tuple[tuple[bytes, str], ...]:
+        """The digests of the tokens, each with its role: for another process of this server."""
+        return tuple((digest, str(role)) for digest, role in self._digests)
+
+    @classmethod
+    def from_digests(cls, digests: Iterable[tuple[bytes, str]], *, control: ControlPolicy) -> Access:
+        """Return what decides as the `Access` with these digests and this policy does."""
+        access = cls(control=control)
+        access._digests = [(digest, Role(role)) for digest, role in digests]
+        access.authenticates = bool(access._digests)
+        return access
 
     def is_free(self, permission: Permission) -> bool:
         """Return whether anybody has a permission, so that a caller need not be looked at."""
@@ -86,7 +99,7 @@ class Access:
             return True
         if permission is Permission.SHARE or self._digests:
             return False
-        return permission not in FOR_THIS_MACHINE or self._control == "any"
+        return permission not in FOR_THIS_MACHINE or self.control == "any"
 
     def check(self, permission: Permission, caller: Caller) -> None:
         """Raise UnauthenticatedError or ForbiddenError, with the way out, where a caller lacks a permission."""

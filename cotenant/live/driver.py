@@ -254,6 +254,15 @@ class Driver:
             self._full[model] = finish
         return finish > deadline
 
+    def room(self, model: str, *, within: float) -> tuple[int, float]:
+        """Return how many requests of one row to be answered `within` seconds would be admitted now, and how many
+        seconds before its deadline the first would be done; -1 for their number where that is not known."""
+        self._tell_arrived()
+        now = self._clock()
+        deadline = now + self._time_left(within)
+        room, finish = self._dispatcher.room(model, deadline, now)
+        return room, deadline - finish if room >= 0 else 0.0
+
     def reject_unread(self, model: str, waited: Sequence[float], reason: str) -> None:
         """Count requests that were rejected before they were read, each so many seconds after it came."""
         now = self._clock()

@@ -161,6 +161,14 @@ class InferenceService:
         within = _default_timeout(offered) - lost
         return self._state.accepting and self._driver.would_reject(model, within=within)
 
+    def room(self, model: str) -> tuple[int, float]:
+        """Return how many requests of one row, without a timeout of their own, would be admitted now, and how many
+        seconds the first may have lost; -1 for their number where that is not known."""
+        offered = self._state.deployment.offered.get(model)
+        if offered is None or offered.ensemble is not None or not self._state.accepting:
+            return -1, 0.0
+        return self._driver.room(model, within=_default_timeout(offered))
+
     def admission(self) -> AdmissionState:
         """Describe what admission knows now."""
         self.poll()

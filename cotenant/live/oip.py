@@ -104,6 +104,15 @@ class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
 Done = Callable[[InferResponse | RequestError], None]
 
 
+class LookingUpError(RequestError):
+    """Raised by `Core.model` where another process has to be asked. ask: calls back with None once the model is known,
+    or with the reason why it is not."""
+
+    def __init__(self, ask: Callable[[Callable[[RequestError | None], None]], None]) -> None:
+        super().__init__("the model is looked up")
+        self.ask = ask
+
+
 class Core(Protocol):
     """What the front ends see of the server. Every method raises RequestError's children for what it cannot do.
 

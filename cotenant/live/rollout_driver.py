@@ -170,7 +170,7 @@ class RolloutDriver:
         for number, deployment in self._deployments.items():
             self._deployments[number] = replaced = with_profile(deployment, profile)
             if deployment is self._state.deployment:
-                self._state.deployment = replaced
+                self._state.deploy(replaced)
 
     # Workers
 
@@ -279,7 +279,7 @@ class RolloutDriver:
     def _switch(self, switch: Switch) -> None:
         deployment = self._deployments[switch.number]
         self._observer.track(deployment.offered.values())
-        self._state.deployment = deployment
+        self._state.deploy(deployment)
         self._driver.tell(switch.both)
         for ready in switch.ready:
             self._driver.tell(ready)

@@ -56,7 +56,8 @@ class Server:
     two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
     makes traces of requests. no_loads: why callers may not load and
     unload models; "" where they may. client_memory: limits of callers' shared memory; None: there is none.
-    response_cache: bytes of the response cache; None: there is none.
+    response_cache: bytes of the response cache; None: there is none. beyond: bytes of the arena for front ends in
+    processes of their own.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Server:
         no_loads: str = "",
         client_memory: ClientMemory | None = None,
         response_cache: int | None = None,
+        beyond: int = 0,
     ) -> None:
         # The driver gives the pool batches, and the pool tells the driver what came of them: one has to be named
         # before it is there.
@@ -94,13 +96,13 @@ class Server:
             tracer=tracer,
             together=TOGETHER,
         )
-        self._arena = Arena(ARENA)
+        self.arena = Arena(ARENA, beyond=beyond)
         self.shared_memory = SharedMemory()
         if client_memory is not None:
             tensor, budget = client_memory
             self.shared_memory = SharedMemory(
                 enabled=True,
-                allocate=self._arena.allocate,
+                allocate=self.arena.allocate,
                 tensor=tensor,
                 budget=budget,
                 loop=asyncio.get_running_loop(),
@@ -112,7 +114,7 @@ class Server:
             driver,
             observer,
             backend,
-            self._arena,
+            self.arena,
             warm_workers=warm_workers,
             confinement=confinement,
         )
@@ -164,7 +166,7 @@ class Server:
         deployment: the first one; None: that which the server was made with. learnt: what adaptation begins with.
         """
         first = self._first if deployment is None else deployment
-        self._state.deployment = first
+        self._state.deploy(first)
         self.starting("starting the workers")
         self.page.start()
         await self._deployments.start(first)
@@ -282,13 +284,21 @@ class Server:
     # Inference
 
     def allocate(self, size: int) -> Block | None:
-        return self._arena.allocate(size)
+        return self.arena.allocate(size)
 
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         return self._inference.infer(request, done, lost=lost)
 
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return self._inference.would_reject(model, version, lost)
+
+    def room(self, model: str) -> tuple[int, float]:
+        """Return how many more requests would be admitted, as `InferenceService.room` does."""
+        return self._inference.room(model)
+
+    def watch_models(self, changed: Callable[[], None]) -> None:
+        """Call back whenever the models that are offered may have changed."""
+        self._state.watch(changed)
 
     def poll(self) -> None:
         self._inference.poll()

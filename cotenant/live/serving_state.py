@@ -21,7 +21,8 @@ class FoundModels(msgspec.Struct, frozen=True):
 
 
 class ServingState:
-    """Hold the deployment in force and its lanes. Each attribute is replaced as a whole, never changed in place.
+    """Hold the deployment in force and its lanes. Each attribute is replaced as a whole, never changed in place;
+    `deployment` by `deploy`.
 
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
@@ -33,6 +34,7 @@ class ServingState:
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
+        self._on_change: list[Callable[[], None]] = []
         self.lanes: Mapping[LaneId, LaneAssignment] = {}
         self.transitions: Mapping[str, str] = {}
         self.accepting = False
@@ -43,6 +45,16 @@ class ServingState:
         self.reload_error = ""
         self.refinement = ""
         self.jobs: Callable[[], Sequence[JobStatus]] = tuple
+
+    def deploy(self, deployment: Deployment) -> None:
+        """Put a deployment into force."""
+        self.deployment = deployment
+        for changed in self._on_change:
+            changed()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call back whenever another deployment is in force."""
+        self._on_change.append(changed)
 
     def lanes_of(self, model: str) -> dict[LaneId, LaneAssignment]:
         """Return the lanes that hold a model, by name."""

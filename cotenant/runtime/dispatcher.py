@@ -152,6 +152,23 @@ class Dispatcher:
             return -math.inf
         return finish
 
+    def room(self, model: str, deadline: float, now: float) -> tuple[int, float]:
+        """Return how many requests of one row, as the last of their priority, would be admitted now, and when the first
+        would finish; -1 for their number where there is no lane to say so, or they would run before their turn.
+
+        Front ends in other processes reject by it. Of a queue's own batches whole ones count, as `finish_time` has it.
+        """
+        routes = self._routes.get(model)
+        if routes is None:
+            return -1, 0.0
+        best, first = routes.first(1, 0, math.inf, now)
+        if best is None:
+            return -1, 0.0
+        if first <= deadline:
+            return routes.rows_by(deadline, now), first
+        hurries = routes.before_its_turn(1, 0, math.inf, deadline, now) is not None
+        return (-1, 0.0) if hurries else (0, first)
+
     def _admit_otherwise(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
         """Handle the arrival of a request that no lane finishes in time in its turn, the best of them at `finish`."""
         places, finish = routes.otherwise(request, finish, now)

@@ -81,6 +81,27 @@ class ModelRoutes:
                 return queue
         return None
 
+    def rows_by(self, due: float, now: float) -> int:
+        """Return how many more rows, each as the last of the most urgent, finish by `due` in all queues together."""
+        total = 0
+        for queue in self.queues:
+            ahead = queue.ahead(0, math.inf)
+            if not queue.lane.takes_requests(now) or finish_time(queue, ahead + 1, now) > due:
+                continue
+            low = -(-(ahead + 1) // queue.batch)  # batches, the last of which is in time with some of its rows
+            high = max(low, int((due - now) / queue.expected(queue.batch))) + 1  # the last of which is not
+            if finish_time(queue, low * queue.batch, now) > due:
+                total += 1
+                continue
+            while high - low > 1:
+                middle = (low + high) // 2
+                if finish_time(queue, middle * queue.batch, now) > due:
+                    high = middle
+                else:
+                    low = middle
+            total += low * queue.batch - ahead
+        return total
+
     def otherwise(self, request: Request, finish: float, now: float) -> tuple[list[tuple[Queue, int]], float]:
         """Return which queues take how many rows of a request that no lane finishes in its turn, before its turn or in
         parts, and the best finish time known; none where it cannot be in time. finish: the best of those by turn."""

@@ -42,26 +42,21 @@ class _Lease(weakref.ref[Any]):
     end: int
 
 
-class Arena:
-    """`size` bytes, allocated in whole pages, lowest free page first: those are already backed by memory.
+class Region:
+    """Allocate the bytes from `start` to `end` of shared memory in whole pages, lowest free page first: those are
+    already backed by memory. kept: bytes at the start whose pages stay when they are free."""
 
-    fd: the file descriptor that workers map.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = -(-size // PAGE) * PAGE
-        self.fd = _unnamed_file()
-        os.ftruncate(self.fd, self.size)
-        _seal_size(self.fd)
-        self._memory = map_memory(self.fd, self.size)
-        self._free = [(0, self.size)]  # start and end of each hole, ascending, coalesced
+    def __init__(self, memory: mmap.mmap, start: int, end: int, *, kept: int) -> None:
+        self._memory = memory
+        self._kept = start + kept
+        self._free = [(start, end)]  # start and end of each hole, ascending, coalesced
         self._leases: dict[int, _Lease] = {}  # by start; a weak reference calls back only while it is alive
         self._dropped: deque[_Lease] = deque()
 
     def allocate(self, size: int) -> Block | None:
         """Allocate a block of `size` ≥ 1 bytes; None if no hole is large enough."""
         self.reclaim()
-        need = -(-size // PAGE) * PAGE
+        need = _whole_pages(size)
         index = next((index for index, (start, end) in enumerate(self._free) if end - start >= need), None)
         if index is None:
             return None
@@ -84,19 +79,15 @@ class Arena:
         return sum(end - start for start, end in self._free)
 
     def reclaim(self) -> None:
-        """Take back the blocks that were dropped, and give memory above `KEPT` back to the system."""
+        """Take back the blocks that were dropped, and give memory above what is kept back to the system."""
         while self._dropped:
             self._reclaim(self._dropped.popleft())
-
-    def close(self) -> None:
-        """Close the file descriptor; the memory itself is freed with the last block."""
-        os.close(self.fd)
 
     def _reclaim(self, lease: _Lease) -> None:
         start, end = lease.start, lease.end
         del self._leases[start]
-        if end > KEPT:
-            self._give_back(max(start, KEPT), end)
+        if end > self._kept:
+            self._give_back(max(start, self._kept), end)
         index = bisect.bisect(self._free, (start, end))
         if index < len(self._free) and self._free[index][0] == end:
             end = self._free.pop(index)[1]
@@ -112,9 +103,35 @@ class Arena:
                 self._memory.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
+class Arena(Region):
+    """Allocate `size` bytes of memory that workers map.
+
+    fd: the file descriptor that they map. size: of all of it, in bytes. parts: what other processes allocate from,
+    `beyond` further bytes, from which each is given a block.
+    """
+
+    def __init__(self, size: int, *, beyond: int = 0) -> None:
+        own = _whole_pages(size)
+        self.size = own + _whole_pages(beyond)
+        self.fd = _unnamed_file()
+        os.ftruncate(self.fd, self.size)
+        _seal_size(self.fd)
+        memory = map_memory(self.fd, self.size)
+        super().__init__(memory, 0, own, kept=KEPT)
+        self.parts = Region(memory, own, self.size, kept=0)
+
+    def close(self) -> None:
+        """Close the file descriptor; the memory itself is freed with the last block."""
+        os.close(self.fd)
+
+
 def map_memory(fd: int, size: int) -> mmap.mmap:
     """Map the arena, at the same offsets as in the server."""
     return mmap.mmap(fd, size)
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 def _seal_size(fd: int) -> None:

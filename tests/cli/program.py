@@ -118,12 +118,13 @@ def serving(folder: Path, *arguments: str) -> Iterator[Served]:
 
 
 def workers_of(parent: int) -> list[int]:
-    """The workers that a process has started; pytest itself may have children of another kind."""
+    """The workers and front ends that a process has started; pytest itself may have children of another kind."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and b"cotenant.worker." in (stat.parent / "cmdline").read_bytes():
+            program = (stat.parent / "cmdline").read_bytes()
+            if int(fields[1]) == parent and (b"cotenant.worker." in program or b"cotenant.app.front_end" in program):
                 found.append(int(stat.parent.name))
         except OSError:
             continue

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cotenant.cli.log_format import JsonLogFormatter, LogFormatter
+from cotenant.app.log_format import JsonLogFormatter, LogFormatter
 from cotenant.cli.output import set_up_log
 
 

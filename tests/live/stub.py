@@ -67,7 +67,7 @@ class StubCore:
         self.shared_memory = SharedMemory()
         self.models = {info.name: info for info in infos}
         self.unloaded: set[str] = set()
-        self.arena = Arena(64 << 20)
+        self.arena = Arena(64 << 20, beyond=64 << 20)
         self.blocks = 0
         self.requests: list[InferRequest] = []
         self.held: dict[int, tuple[InferRequest, Done]] = {}
@@ -80,6 +80,8 @@ class StubCore:
         self.full: set[str] = set()  # models that have no time for another request
         self.unread: list[tuple[str, float]] = []
         self.lost: list[float] = []
+        self.rooms: dict[str, tuple[int, float]] = {}
+        self.changed: list[Callable[[], None]] = []  # called when the models change
 
     def live(self) -> bool:
         return True
@@ -132,10 +134,16 @@ class StubCore:
         if name not in self.models:
             raise ModelError(f"failed to load '{name}': the repository has no such model")
         self.unloaded.discard(name)
+        self._change()
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
         await asyncio.sleep(0)
         self.unloaded.add(name)
+        self._change()
+
+    def _change(self) -> None:
+        for changed in self.changed:
+            changed()
 
     def trace_setting(self, model: str = "", update: Mapping[str, Any] | None = None) -> dict[str, Any]:
         self.trace |= update or {}
@@ -157,6 +165,12 @@ class StubCore:
 
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return model in self.full
+
+    def room(self, model: str) -> tuple[int, float]:
+        return self.rooms.get(model, (-1, 0.0))
+
+    def watch_models(self, changed: Callable[[], None]) -> None:
+        self.changed.append(changed)
 
     def poll(self) -> None:
         """Do nothing: there are no workers."""

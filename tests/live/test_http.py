@@ -21,6 +21,7 @@ from cotenant.errors import ConfigError
 from cotenant.live import codec
 from cotenant.live.http import HttpServer, Limits
 from cotenant.live.limits import MAX_AT_ONCE
+from tests.live.remote import Remote
 from tests.live.stub import Running, StubCore
 
 ONE = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}
@@ -73,8 +74,8 @@ def answers(data: bytes, *, bare: bool = False) -> list[Answer]:
 class Wire(asyncio.Transport):
     """A caller in the test's hands: what it says goes in through `say`, what it gets is in `got`."""
 
-    def __init__(self, server: HttpServer) -> None:
-        super().__init__({"peername": ("127.0.0.1", 50000)})
+    def __init__(self, server: HttpServer, peer: str = "127.0.0.1") -> None:
+        super().__init__({"peername": (peer, 50000)})
         self.got = b""
         self.closed = self.eof = self.paused = self.aborted = False
         self.unsent = 0
@@ -138,14 +139,21 @@ async def status() -> dict[str, bool]:
     return {"ready": True}
 
 
-@pytest.fixture
-def server(core: StubCore) -> HttpServer:
-    return HttpServer(core, status=status)
+@pytest.fixture(params=["one process", "several"])
+def server(core: StubCore, request: pytest.FixtureRequest) -> HttpServer:
+    """The front end in the server's process, and as one of several, which has to answer the same."""
+    return HttpServer(core, status=status) if request.param == "one process" else Remote(core, status=status).server
 
 
 @pytest.fixture
 def wire(server: HttpServer) -> Wire:
     return Wire(server)
+
+
+@pytest.fixture
+def own(core: StubCore) -> Wire:
+    """A caller of the server's own process."""
+    return Wire(HttpServer(core))
 
 
 def ask(wire: Wire, data: bytes) -> Answer:
@@ -325,31 +333,31 @@ def test_inputs_in_json_and_in_binary_mix_in_one_request(wire: Wire, core: StubC
 
 
 @pytest.mark.parametrize("chunk", [1 << 16, 1000, 40_001])
-def test_large_tensor_is_received_into_shared_memory(wire: Wire, core: StubCore, chunk: int) -> None:
+def test_large_tensor_is_received_into_shared_memory(own: Wire, core: StubCore, chunk: int) -> None:
     data = bytes(range(256)) * 1000
     tensor = {"name": "x", "shape": [1, 64_000], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     asked = request("POST", INFER, head + data, Inference_Header_Content_Length=str(len(head)))
     for _ in range(2):
-        wire.say(asked, chunk)
+        own.say(asked, chunk)
         taken = core.requests.pop().inputs[0]
         assert taken.block is not None
         assert (taken.start - taken.block.offset) % 64 == 0  # type: ignore[attr-defined]
         assert taken.data == data
-    assert [answer.body[-len(data) :] == data for answer in wire.answers] == [True, True]
-    assert ask(wire, infer(ONE)).status == 200
+    assert [answer.body[-len(data) :] == data for answer in own.answers] == [True, True]
+    assert ask(own, infer(ONE)).status == 200
     free = core.arena.free
     del taken
     assert core.arena.free > free
 
 
-def test_large_tensor_without_room_in_shared_memory_is_received_elsewhere(wire: Wire, core: StubCore) -> None:
+def test_large_tensor_without_room_in_shared_memory_is_received_elsewhere(own: Wire, core: StubCore) -> None:
     full = core.arena.allocate(core.arena.free)
     head = json.dumps(
         {"inputs": [{"name": "x", "shape": [1, 9000], "datatype": "FP32", "parameters": {"binary_data_size": 36_000}}]}
     ).encode()
     asked = request("POST", INFER, head + bytes(36_000), Inference_Header_Content_Length=str(len(head)))
-    assert ask(wire, asked).status == 200
+    assert ask(own, asked).status == 200
     assert core.requests[-1].inputs[0].block is None
     assert full is not None
 

@@ -549,6 +549,52 @@ LANES = (
 )
 
 
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=8),
+    st.integers(0, 40),
+    st.integers(0, 20),
+    st.floats(0.0, 0.01),
+    st.floats(0.005, 0.2),
+)
+def test_dispatcher_room_is_how_many_requests_are_admitted(
+    batches: list[int], own: int, others: int, now: float, within: float
+) -> None:
+    """Lanes are busy. Where other models share them, a request may go before its turn, and more are admitted."""
+    models = [LaneModel(model="n", latencies=linear(3))] if others else []
+    specs = [
+        lane(LaneId(DeviceId("cpu"), slot), LaneModel(model="m", latencies=linear(batch)), *models)
+        for slot, batch in enumerate(batches)
+    ]
+    dispatcher = started(*specs)
+    arrive(dispatcher, 0.0, *(request(n, within=0.05) for n in range(len(batches) + own)))
+    arrive(dispatcher, 0.0, *(request(1000 + n, model="n", within=0.05) for n in range(others)))
+    deadline = now + 0.05 + within
+    room, finish = dispatcher.room("m", deadline, now)
+    asked = [Request(5000 + n, "m", now, deadline) for n in range(max(room, 0) + 2)]
+    rejected = ends(dispatcher.handle(Arrived(asked[0], tuple(asked[1:])), now))
+    if others:
+        assert room == -1 or len(asked) - len(rejected) >= room
+    else:
+        assert len(asked) - len(rejected) == room
+        assert (finish <= deadline) == (room > 0)
+
+
+def test_dispatcher_room_of_urgent_requests_is_not_that_behind_others() -> None:
+    dispatcher = started(A)
+    arrive(dispatcher, 0.0, request(0), *(request(1 + n, within=1.0, priority=1) for n in range(40)))
+    room, _ = dispatcher.room("m", 0.1, 0.0)
+    asked = [request(100 + n) for n in range(room + 1)]
+    assert room > 0 and list(ends(arrive(dispatcher, 0.0, *asked))) == [100 + room]
+
+
+def test_dispatcher_room_is_unknown_without_a_lane() -> None:
+    assert started(A).room("other", 1.0, 0.0)[0] == -1
+    dispatcher = started(A)
+    dispatcher.handle(Died(LANE_A, "killed"), 0.0)
+    assert dispatcher.room("m", 1.0, 0.0)[0] == -1
+
+
 def smaller(spec: LaneSpec, batch: int) -> LaneSpec:
     """The same lane with batches of no more rows."""
     models = tuple(msgspec.structs.replace(model, latencies=model.latencies[:batch]) for model in spec.models)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.cli.log_format import LogFormatter
+from cotenant.app.log_format import LogFormatter
 from cotenant.live.descriptors import DescriptorReserve
 from tests.security.server import ORDINARY, Served, post, read_response, served
 from tests.security.test_memory import until

@@ -8,7 +8,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +16,28 @@ _BACKLOG = 4096  # connections that wait to be accepted; the system may allow fe
 _ACCEPTED = 32  # connections that are accepted in a round: each takes some 50 µs
 _PAUSE = 1.0  # seconds for which none is accepted where there are no descriptors or no memory for one
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+async def listening_sockets(host: str, port: int, *, shared: bool = False) -> list[socket.socket]:
+    """Return sockets that listen on a port (a free one for port 0), one for each address of the host. shared: further
+    ones of this user may listen there, and the system deals connections out to all. Raises OSError, OverflowError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for family, _, _, _, (name, _, *scope) in found:
+            listening = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sockets.append(listening)
+            listening.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+            listening.bind((name, port, *scope))
+            listening.listen(_BACKLOG)
+        stack.pop_all()
+    return sockets
 
 
 class Listener:
@@ -34,24 +56,14 @@ class Listener:
 
     async def open(self, host: str, port: int) -> int:
         """Start to accept; return the port (a free one for port 0). Raises OSError, OverflowError."""
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, _, _, _, (name, _, *scope) in found:
-                listening = socket.socket(family, socket.SOCK_STREAM)
-                self._sockets.append(listening)
-                listening.setblocking(False)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
-                listening.bind((name, port, *scope))
-                listening.listen(_BACKLOG)
-        except BaseException:
-            self.close()
-            raise
-        for listening in self._sockets:
-            loop.add_reader(listening, self._accept, listening)
+        self.adopt(await listening_sockets(host, port))
         return int(self._sockets[0].getsockname()[1])
+
+    def adopt(self, listening: Sequence[socket.socket]) -> None:
+        """Start to accept from sockets that listen."""
+        self._sockets += listening
+        for each in listening:
+            asyncio.get_running_loop().add_reader(each, self._accept, each)
 
     def close(self) -> None:
         """Accept no further connections. Those that are open stay so."""

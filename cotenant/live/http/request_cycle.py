@@ -20,7 +20,15 @@ from cotenant.live.access import Access, Caller, Permission
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
 from cotenant.live.limits import MAX_AT_ONCE, MAX_DIGITS
-from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, public_message
+from cotenant.live.oip import (
+    UNEXPECTED,
+    Core,
+    Data,
+    InferRequest,
+    InferResponse,
+    LookingUpError,
+    public_message,
+)
 from cotenant.live.shared_memory import SharedMemoryNamedError, SharedTensors
 from cotenant.live.threads import run_in_thread
 
@@ -134,8 +142,26 @@ class RequestCycle:
                 self._decode_in_thread(core, lost, access)
             else:
                 self._submit(core, lost, access, self._decode)
+        except LookingUpError as pending:
+            self._await_model(pending, core, model, version, lost, access)
         except CotenantError as error:
             self.fail(error)
+
+    def _await_model(
+        self, pending: LookingUpError, core: Core, model: str, version: str, lost: float, access: Access
+    ) -> None:
+        """Go on once another process has told of the model."""
+        began = time.monotonic()
+
+        def known(error: RequestError | None) -> None:
+            if self.channel.transport is None:
+                return  # the caller has left
+            if error is None:
+                self.infer(core, model, version, lost + time.monotonic() - began, access)
+            else:
+                self.fail(error)
+
+        pending.ask(known)
 
     def _decode_in_thread(self, core: Core, lost: float, access: Access) -> None:
         """Submit the body once it has been read; others are served meanwhile."""

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 import zlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ TOO_MUCH = "the bodies of all requests take too much memory now; try again"
 class RequestHandler:
     """Handle the requests of all connections. only_metrics: every other path is unknown. memory: what their bodies and
     responses take. access: who may do what. shedder: decides what is rejected unread under overload. log_access:
-    whether each request is a line of the access log."""
+    whether each request is a line of the access log. forward: answers what is not inference; None: handlers do."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class RequestHandler:
         access: Access,
         shedder: LoadShedder,
         log_access: bool = False,
+        forward: Callable[[RequestCycle], None] | None = None,
     ) -> None:
         self.access = access
         self._free = frozenset(permission for permission in Permission if access.is_free(permission))
@@ -52,6 +54,7 @@ class RequestHandler:
         self.heads = HeadCache(self.route, self._may_infer, max_body=min(limits.body, limits.json))
         self.rejects_unread = not log_access  # what has to be logged is read
         self._services = services
+        self._forward = forward
         self._only_metrics = only_metrics
         self._log_access = log_access
         self._limits = limits
@@ -94,6 +97,8 @@ class RequestHandler:
             request.reject(503, TOO_MUCH, b"Retry-After: 1\r\n")
         elif (handler := endpoint.handler) is None:
             request.infer(self.core, route.model, route.version, self.shedder.lost, self.access)
+        elif self._forward is not None:
+            self._forward(request)
         else:
             payload = handler(self._services, route, request)
             if inspect.iscoroutine(payload):

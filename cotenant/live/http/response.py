@@ -74,14 +74,19 @@ class TextResponse(msgspec.Struct, frozen=True):
 class EventStream:
     """A response that goes on until its caller leaves or the server drains: server-sent events.
 
-    subscribe: takes what sends bytes to the caller, and returns what ends that.
+    subscribe: takes what sends bytes to the caller, and returns what ends that. unopened: called where the caller has
+    left before the first of them.
     """
 
     HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
 
-    def __init__(self, subscribe: Callable[[Callable[[bytes], None]], Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        subscribe: Callable[[Callable[[bytes], None]], Callable[[], None]],
+        unopened: Callable[[], None] | None = None,
+    ) -> None:
         self._subscribe = subscribe
-        self._leave: Callable[[], None] | None = None
+        self._leave = unopened
 
     def open(self, send: Callable[[bytes], None]) -> None:
         self._leave = self._subscribe(send)

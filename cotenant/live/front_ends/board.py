@@ -1,0 +1,112 @@
+"""Publish what admission knows in shared memory, so that front ends in other processes reject without asking.
+
+Each word has one writer. The server's process writes, by model, how many more requests of one row would be admitted
+(`room`), how many seconds the first of them may have lost (`slack`), and how many rows it had heard of by then
+(`heard`). Each front end writes how many rows it has sent (`sent`). So what all of them have sent since the last
+publication is known to each, and a room for ten requests is not taken by ten in each process.
+
+A record is written between two increments of its version (a sequence lock); a reader that finds it odd, or changed
+meanwhile, does not reject. Readers run on the processor architectures whose stores other processors see in order, or
+read a record that is torn once in a while: then one request is passed on, or rejected, by an estimate of a moment ago.
+"""
+
+from __future__ import annotations
+
+SLOTS = 1000  # models that have a place on the board; requests for further ones are passed on
+MAX_FRONT_ENDS = 64
+UNKNOWN = -1  # room: the server does not say
+
+_WORD = 8  # bytes
+_HEADER = 8  # words before what belongs to front ends
+_MODELS, _CROWDED = range(2)  # of these
+_OWN = 8  # words of each front end: a cache line
+_FRAMES, _BEAT = range(2)  # of these: frames that the server has taken of it; when it was last alive, in ms
+_RECORD = 4  # words of a model
+_VERSION, _ROOM, _SLACK, _HEARD = range(4)  # of these; `_SLACK` in µs
+
+_FRONT_ENDS = _HEADER
+_SENT = _FRONT_ENDS + MAX_FRONT_ENDS * _OWN
+_RECORDS = _SENT + MAX_FRONT_ENDS * SLOTS
+SIZE = (_RECORDS + SLOTS * _RECORD) * _WORD
+
+
+class Board:
+    """Read and write the board. view: its `SIZE` bytes, 0 at first. count: of front ends."""
+
+    def __init__(self, view: memoryview, count: int) -> None:
+        self._words = view.cast("B").cast("q")
+        self._count = count
+
+    @property
+    def models(self) -> int:
+        """The number of the models as they are offered now: another one after each change."""
+        return self._words[_MODELS]
+
+    @property
+    def crowded(self) -> int:
+        """The number of models with little room; 0: nothing would be rejected."""
+        return self._words[_CROWDED]
+
+    # What the server's process writes
+
+    def change_models(self) -> None:
+        """Say that the models that are offered have changed."""
+        self._words[_MODELS] += 1
+
+    def crowd(self, models: int) -> None:
+        """Say how many models have little room."""
+        self._words[_CROWDED] = models
+
+    def publish(self, slot: int, room: int, slack: float, heard: int) -> None:
+        """Write a model's record. room: UNKNOWN where the server does not say. slack: seconds."""
+        words, at = self._words, _RECORDS + slot * _RECORD
+        words[at + _VERSION] += 1
+        words[at + _ROOM] = room
+        words[at + _SLACK] = int(slack * 1e6)
+        words[at + _HEARD] = heard
+        words[at + _VERSION] += 1
+
+    def take_frame(self, front_end: int) -> None:
+        """Count a frame of a front end that was taken."""
+        self._words[_FRONT_ENDS + front_end * _OWN + _FRAMES] += 1
+
+    def clear(self, front_end: int) -> None:
+        """Forget a front end, whose process has ended."""
+        start = _FRONT_ENDS + front_end * _OWN
+        for word in range(start, start + _OWN):
+            self._words[word] = 0
+        start = _SENT + front_end * SLOTS
+        for word in range(start, start + SLOTS):
+            self._words[word] = 0
+
+    # What front ends write
+
+    def send(self, front_end: int, slot: int, rows: int) -> None:
+        """Count rows that a front end sends."""
+        self._words[_SENT + front_end * SLOTS + slot] += rows
+
+    def beat(self, front_end: int, now: float) -> None:
+        """Say that a front end is alive."""
+        self._words[_FRONT_ENDS + front_end * _OWN + _BEAT] = int(now * 1e3)
+
+    # What both read
+
+    def last_beat(self, front_end: int) -> float:
+        """Return when a front end was last alive, in seconds; 0 if it has not said so."""
+        return self._words[_FRONT_ENDS + front_end * _OWN + _BEAT] / 1e3
+
+    def frames_taken(self, front_end: int) -> int:
+        """Return how many frames of a front end the server has taken."""
+        return self._words[_FRONT_ENDS + front_end * _OWN + _FRAMES]
+
+    def room(self, slot: int) -> tuple[int, float]:
+        """Return how many more requests of one row would be admitted for a model, and how many seconds the first may
+        have lost; UNKNOWN where the server does not say."""
+        words, at = self._words, _RECORDS + slot * _RECORD
+        version, room = words[at + _VERSION], words[at + _ROOM]
+        slack, sent = words[at + _SLACK], -words[at + _HEARD]
+        if not version or room < 0 or version & 1 or words[at + _VERSION] != version:
+            return UNKNOWN, 0.0
+        for place in range(_SENT + slot, _SENT + self._count * SLOTS, SLOTS):
+            sent += words[place]
+        return max(0, room - sent), slack / 1e6

@@ -1,0 +1,108 @@
+"""Publish what admission knows of models that front ends in other processes ask for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cotenant.live.front_ends.board import SLOTS, UNKNOWN, Board
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 0.001  # seconds between two publications
+AGAIN = 0.005  # seconds after which what is crowded is published again, whatever happens: workers may be back
+CROWDED = 512  # requests: with less room, front ends look at the board for each
+
+
+class AdmissionSource(Protocol):
+    """What is published."""
+
+    def room(self, model: str) -> tuple[int, float]: ...
+
+
+class AdmissionPublisher:
+    """Keep the board up to date, soon after something has changed. soon, later: see `RemoteCore`."""
+
+    def __init__(
+        self,
+        source: AdmissionSource,
+        board: Board,
+        *,
+        soon: Callable[[Callable[[], None]], Any],
+        later: Callable[[float, Callable[[], None]], Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._board = board
+        self._soon = soon
+        self._later = later
+        self._clock = clock
+        self._slots: dict[str, int] = {}
+        self._models: list[str] = []
+        self._heard: Counter[int] = Counter()  # rows, by slot
+        self._heard_of: defaultdict[int, Counter[int]] = defaultdict(Counter)  # the same by front end
+        self._changed: set[int] = set()
+        self._crowded: set[int] = set()
+        self._published = 0.0
+        self._due = self._looking = False
+
+    def slot(self, model: str) -> int:
+        """Return a model's place on the board, -1 where there is none left."""
+        slot = self._slots.get(model, -1)
+        if slot < 0 and len(self._models) < SLOTS:
+            slot = self._slots[model] = len(self._models)
+            self._models.append(model)
+        return slot
+
+    def heard(self, front_end: int, slot: int, rows: int) -> None:
+        """Take note of rows that a front end has sent."""
+        self._heard[slot] += rows
+        self._heard_of[front_end][slot] += rows
+        self.changed(slot)
+
+    def forget(self, front_end: int) -> None:
+        """Forget what a front end has sent, whose process has ended."""
+        gone = self._heard_of.pop(front_end, Counter())
+        self._heard -= gone
+        self._board.clear(front_end)
+        for slot in gone:
+            self.changed(slot)
+
+    def changed(self, slot: int) -> None:
+        """Take note that a model has more requests, or fewer."""
+        self._changed.add(slot)
+        if not self._due:
+            self._due = True
+            wait = self._published + INTERVAL - self._clock()
+            if wait > 0:
+                self._later(wait, self._publish)
+            else:
+                self._soon(self._publish)
+
+    def _publish(self) -> None:
+        self._due = False
+        changed, self._changed = self._changed | self._crowded, set()
+        for slot in changed:
+            try:
+                room, slack = self._source.room(self._models[slot])
+            except Exception:
+                logger.exception("the room of model '%s' is not known", self._models[slot])
+                room, slack = UNKNOWN, 0.0
+            self._board.publish(slot, room, slack, self._heard[slot])
+            if UNKNOWN < room < CROWDED:
+                self._crowded.add(slot)
+            else:
+                self._crowded.discard(slot)
+        self._board.crowd(len(self._crowded))
+        self._published = self._clock()
+        if self._crowded and not self._looking:
+            self._looking = True
+            self._later(AGAIN, self._look_again)
+
+    def _look_again(self) -> None:
+        self._looking = False
+        for slot in self._crowded:
+            self.changed(slot)

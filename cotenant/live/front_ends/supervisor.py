@@ -1,0 +1,277 @@
+"""Start front ends in processes of their own, start them again where they die, and stop them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cotenant.errors import ConfigError
+from cotenant.live.access import Access
+from cotenant.live.confinement import Confinement
+from cotenant.live.front_ends.board import SIZE, Board
+from cotenant.live.front_ends.link import Link
+from cotenant.live.front_ends.messages import Drain, Setup, TlsFiles, ToServer
+from cotenant.live.front_ends.publisher import AdmissionPublisher
+from cotenant.live.front_ends.session import FrontEndSession, SharedCore
+from cotenant.live.http.listener import listening_sockets
+from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http.server import cannot_listen
+from cotenant.live.limits import Limits
+from cotenant.worker.arena import PAGE, Arena
+
+logger = logging.getLogger(__name__)
+
+WATCH = 1.0  # seconds between two looks whether front ends are alive
+SILENCE = 10.0  # seconds without a sign of life after which one is ended
+STARTING = 60.0  # the same while it starts
+FIRST_PAUSE, LONGEST_PAUSE = 0.01, 5.0  # seconds before one that died is started again: doubled while they die young
+YOUNG = 10.0  # seconds
+EXIT = 1.0  # seconds that one has to exit beyond the time that its callers have
+
+
+def part_size(limits: Limits) -> int:
+    """Return the bytes of the arena that a front end may allocate: bodies, and tensors that were read from JSON."""
+    return -(-2 * limits.memory // PAGE) * PAGE
+
+
+def beyond(count: int, limits: Limits) -> int:
+    """Return the bytes that an arena needs beyond its own: the board, and for each front end two parts, since what
+    workers still read of one that died is not its successor's."""
+    return -(-SIZE // PAGE) * PAGE + 2 * count * part_size(limits)
+
+
+class FrontEnds:
+    """Serve HTTP by `count` processes on one port. As `HttpServer` it listens and stops.
+
+    core: answers their requests. arena: has `beyond` for them. module: what a process runs. handler: answers what is
+    not inference. limits: of each process. access, tls, log_level, log_format, log_access: as `HttpServer` and the log
+    of the server have them.
+    """
+
+    def __init__(
+        self,
+        core: SharedCore,
+        arena: Arena,
+        count: int,
+        module: str,
+        handler: RequestHandler,
+        *,
+        limits: Limits,
+        access: Access,
+        tls: TlsFiles | None,
+        log_level: str,
+        log_format: str,
+        log_access: bool,
+    ) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        block = arena.parts.allocate(SIZE)
+        assert block is not None, "an arena without room for the board"
+        self._core = core
+        self._arena = arena
+        self._module = module
+        self._handler = handler
+        self._board_block = block
+        self._board = Board(block.view, count)
+        self._publisher = AdmissionPublisher(core, self._board, soon=loop.call_soon, later=loop.call_later)
+        self._setup = partial(
+            Setup,
+            arena=arena.size,
+            board=block.offset,
+            limits=limits,
+            tokens=access.digests,
+            control=access.control,
+            tls=tls,
+            log_level=log_level,
+            log_format=log_format,
+            access_log=log_access,
+        )
+        self._part = part_size(limits)
+        self._places = [_Place(number) for number in range(count)]
+        self._stopping = False
+        self._watching: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        core.watch_models(self._board.change_models)
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start to serve; return the port (a free one for port 0). Raises ConfigError.
+
+        The sockets stay this process's, too: connections that wait for a front end which dies are its successor's.
+        """
+        if not hasattr(socket, "SO_REUSEPORT"):
+            raise ConfigError("front_ends: this system cannot share a port (SO_REUSEPORT); set front_ends = 1")
+        try:
+            if port:  # held by somebody else, it would be shared with them, if they are this user's
+                for probe in await listening_sockets(host, port):
+                    probe.close()
+            for place in self._places:
+                place.listening = await listening_sockets(host, port, shared=True)
+                port = port or int(place.listening[0].getsockname()[1])
+        except (OSError, OverflowError) as error:
+            self._close_sockets()
+            raise cannot_listen("HTTP", host, port, error) from None
+        for place in self._places:
+            self._start(place)
+        self._watching = self._loop.call_later(WATCH, self._watch)
+        return port
+
+    async def stop(self, grace: float) -> None:
+        """Accept nothing more, let pending requests be answered within `grace` seconds, and end the processes."""
+        self._stopping = True
+        if self._watching is not None:
+            self._watching.cancel()
+        self._close_sockets()
+        running = [place for place in self._places if place.process is not None]
+        for place in running:
+            if place.session is not None:
+                place.session.send(Drain(grace))
+        await asyncio.gather(*(self._end(place, grace + EXIT) for place in running))
+        await self._handler.stop()
+        for task in list(self._tasks):
+            task.cancel()
+
+    # Our own
+
+    def _start(self, place: _Place) -> None:
+        """Start a front end. One that cannot be started now is tried again."""
+        if self._stopping:
+            return
+        place.started = time.monotonic()
+        self._publisher.forget(place.number)  # the last one may have written to the board until its end
+        part = self._arena.parts.allocate(self._part)
+        try:
+            if part is None:
+                raise OSError(0, "workers still read what the last ones have received")
+            process, connection = self._spawn(place)
+        except OSError as error:
+            self._again(place, f"cannot start front end {place.number}: {error.strerror}")
+            return
+        place.process = process
+        link: Link[ToServer] = Link(
+            connection,
+            ToServer,
+            lambda message: session.take(message),
+            taken=lambda: session.taken(),
+            lost=lambda reason: self._lost(place, reason),
+        )
+        session = place.session = FrontEndSession(
+            place.number,
+            self._core,
+            self._handler,
+            self._board,
+            self._publisher,
+            part,
+            link.write,
+            soon=self._loop.call_soon,
+            soon_from_thread=self._call_soon_from_thread,
+        )
+        place.link = link
+        session.send(
+            self._setup(
+                number=place.number,
+                listening=tuple(each.fileno() for each in place.listening),
+                part=(part.offset, part.size),
+            )
+        )
+
+    def _spawn(self, place: _Place) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        with contextlib.ExitStack() as ours:
+            connection, other = socket.socketpair()
+            ours.enter_context(connection)
+            with other:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", self._module, str(self._arena.fd), str(len(self._places)), str(os.getpid())],
+                    stdin=other.fileno(),
+                    pass_fds=(self._arena.fd, *(each.fileno() for each in place.listening)),
+                    env=Confinement().environ(os.environ),
+                    process_group=0,  # Ctrl-C is for the server, which lets them finish
+                )
+            ours.pop_all()
+        return process, connection
+
+    def _lost(self, place: _Place, reason: str) -> None:
+        """End a front end that is gone, or cannot be understood; start another."""
+        process, session = place.process, place.session
+        place.process = place.session = place.link = None
+        if session is not None:
+            session.close()
+        if process is None:
+            return
+        task = self._loop.create_task(self._replace(place, process, reason))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _replace(self, place: _Place, process: subprocess.Popen[bytes], reason: str) -> None:
+        if not await _exited(process, EXIT):
+            process.kill()
+            await _exited(process, STARTING)
+        if not self._stopping:
+            code = process.returncode
+            ended = f"it was killed by signal {-code}" if code is not None and code < 0 else reason
+            self._again(place, f"front end {place.number} died: {place.verdict or ended}")
+
+    def _again(self, place: _Place, reason: str) -> None:
+        logger.warning("%s; it is started again", reason)
+        place.verdict = ""
+        is_young = time.monotonic() - place.started < YOUNG
+        place.pause = min(2 * place.pause, LONGEST_PAUSE) if is_young else FIRST_PAUSE
+        self._loop.call_later(place.pause, self._start, place)
+
+    def _watch(self) -> None:
+        """End front ends that give no sign of life."""
+        self._watching = self._loop.call_later(WATCH, self._watch)
+        now = time.monotonic()
+        for place in self._places:
+            last = self._board.last_beat(place.number)
+            silent, patience = (now - last, SILENCE) if last else (now - place.started, STARTING)
+            if place.process is not None and silent > patience:
+                place.verdict = f"it gave no sign of life for {patience:g} s"
+                place.process.kill()
+
+    async def _end(self, place: _Place, seconds: float) -> None:
+        process = place.process
+        if process is not None and not await _exited(process, seconds):
+            process.kill()
+            await _exited(process, EXIT)
+        if place.link is not None:
+            place.link.close()
+        if place.session is not None:
+            place.session.close()
+
+    def _close_sockets(self) -> None:
+        for place in self._places:
+            for each in place.listening:
+                each.close()
+
+    def _call_soon_from_thread(self, call: Callable[[int], None], number: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call, number)
+
+
+class _Place:
+    """Hold a front end's place: its sockets, which stay, and its process, which may be another one later. verdict: why
+    it was ended."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.listening: Sequence[socket.socket] = ()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.session: FrontEndSession | None = None
+        self.link: Link[ToServer] | None = None
+        self.started = 0.0
+        self.pause = FIRST_PAUSE / 2
+        self.verdict = ""
+
+
+async def _exited(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until a process has exited; return whether it has."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, seconds)
+    return process.returncode is not None

@@ -1,0 +1,421 @@
+"""Front ends in processes of their own: what goes between them and the server's process, and what admission publishes.
+
+`test_http` holds them to the answers of a front end in the server's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import msgspec
+import pytest
+
+from cotenant.core.tensor import Tensor, TensorSpec
+from cotenant.errors import UnavailableError, WorkerError
+from cotenant.live.access import Access, Caller, Permission, Role
+from cotenant.live.front_ends import link
+from cotenant.live.front_ends.board import SIZE, UNKNOWN, Board
+from cotenant.live.front_ends.loans import Borrower, Lender
+from cotenant.live.front_ends.messages import ToServer, Unread, error_of, failure
+from cotenant.live.front_ends.remote_core import WINDOW
+from cotenant.worker.arena import Arena, Block
+from cotenant.worker.wire import LARGE, TensorPart
+from tests.live.remote import Remote
+from tests.live.stub import StubCore
+from tests.live.test_http import ONE, Answer, Wire, ask, infer, request
+
+
+@pytest.fixture
+def core() -> Iterator[StubCore]:
+    core = StubCore()
+    yield core
+    core.arena.close()
+
+
+@pytest.fixture
+def remote(core: StubCore) -> Remote:
+    return Remote(core)
+
+
+@pytest.fixture
+def wire(remote: Remote) -> Wire:
+    return Wire(remote.server)
+
+
+HELD = infer(ONE, path="/v2/models/held/infer")
+
+
+def large(model: str = "identity") -> bytes:
+    data = bytes(4 * LARGE)
+    tensor = {"name": "x", "shape": [1, LARGE], "datatype": "FP32", "parameters": {"binary_data_size": len(data)}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    path = f"/v2/models/{model}/infer"
+    return request("POST", path, head + data, Inference_Header_Content_Length=str(len(head)))
+
+
+def message_of(answer: Answer) -> str:
+    return str(answer.json["error"])
+
+
+# Models
+
+
+def test_requests_for_a_model_that_is_looked_up_wait_for_one_answer(remote: Remote) -> None:
+    remote.busy = True
+    wires = [Wire(remote.server) for _ in range(3)]
+    for wire in wires:
+        wire.say(infer(ONE))
+    remote.go_on()
+    assert [answer.status for wire in wires for answer in wire.answers] == [200] * 3
+    assert remote.frames[0] == 1 + 3  # one question, three requests
+
+
+def test_model_that_changes_is_looked_up_again(core: StubCore, remote: Remote, wire: Wire) -> None:
+    assert ask(wire, infer(ONE)).status == 200
+    core.models["identity"] = msgspec.structs.replace(
+        core.models["identity"], inputs=(TensorSpec("other", "FP32", (-1, -1)),)
+    )
+    remote.board.change_models()
+    assert "takes each of 'other'" in message_of(ask(wire, infer(ONE)))
+    assert ask(wire, infer(ONE | {"name": "other"})).status == 200
+
+
+def test_request_on_its_way_while_its_model_changes_is_checked_again(
+    core: StubCore, remote: Remote, wire: Wire
+) -> None:
+    assert ask(wire, infer(ONE)).status == 200
+    remote.busy = True
+    wire.say(infer(ONE))
+    core.models["identity"] = msgspec.structs.replace(
+        core.models["identity"], inputs=(TensorSpec("x", "FP32", (-1, 5)),)
+    )
+    remote.board.change_models()
+    served = len(core.requests)
+    remote.go_on()
+    assert "has shape [1, 3]" in message_of(wire.answers[-1])
+    assert len(core.requests) == served
+
+
+def test_unloaded_model_is_unknown_at_once(core: StubCore, remote: Remote, wire: Wire) -> None:
+    assert ask(wire, infer(ONE)).status == 200
+    core.unloaded.add("identity")
+    remote.board.change_models()
+    assert ask(wire, infer(ONE)).status == 404
+
+
+# Requests and answers
+
+
+def test_requests_of_one_round_travel_in_one_frame(core: StubCore) -> None:
+    rounds: list[Callable[[], None]] = []
+    remote = Remote(core, soon=rounds.append)
+    wires = [Wire(remote.server) for _ in range(20)]
+
+    def end_rounds() -> None:
+        while rounds:
+            rounds.pop(0)()
+
+    wires[0].say(infer(ONE))
+    end_rounds()
+    before = list(remote.frames)
+    for wire in wires:
+        wire.say(infer(ONE))
+    end_rounds()
+    assert [after - then for after, then in zip(remote.frames, before, strict=True)] == [1, 1]
+    assert all(wire.answers[-1].status == 200 for wire in wires)
+
+
+def test_what_a_busy_server_has_not_taken_is_waited_for(remote: Remote, core: StubCore) -> None:
+    wires = [Wire(remote.server) for _ in range(3 * WINDOW)]
+    assert ask(wires[0], infer(ONE)).status == 200
+    before = remote.frames[0]
+    remote.busy = True
+    for wire in wires:
+        wire.say(infer(ONE))
+    remote.go_on()
+    assert remote.frames[0] - before <= WINDOW + 1  # the others came together
+    assert all(wire.answers[-1].status == 200 for wire in wires)
+
+
+def test_caller_that_leaves_has_its_request_cancelled(core: StubCore, wire: Wire) -> None:
+    wire.say(HELD)
+    (handle,) = core.held
+    wire.protocol.connection_lost(None)
+    assert core.cancelled == [handle] and not core.held
+
+
+def test_front_end_that_dies_has_its_requests_cancelled_and_its_memory_returned(
+    core: StubCore, remote: Remote, wire: Wire
+) -> None:
+    free = core.arena.parts.free
+    wire.say(large("held"))
+    wire.say(HELD)
+    handles = set(core.held)
+    remote.session.close()
+    assert set(core.cancelled) == handles and len(handles) == 2 and not core.held
+    size = remote.part.size
+    remote.end()
+    assert core.arena.parts.free == free  # workers may still read what it has received
+    core.requests.clear()
+    assert core.arena.parts.free == free + size
+
+
+def test_time_on_the_way_counts_as_lost(core: StubCore, remote: Remote, wire: Wire) -> None:
+    now = 100.0
+    remote.core._clock = lambda: now
+    remote.session._clock = lambda: now + 0.25
+    assert [ask(wire, infer(ONE)).status for _ in range(2)] == [200, 200]
+    assert core.lost[1] == 0.25  # the first has waited for its model besides
+
+
+def test_errors_are_the_same_after_their_travel() -> None:
+    error = error_of(failure(1, UnavailableError("full", retry_after=1.5)))
+    assert type(error) is UnavailableError and str(error) == "full" and error.retry_after == 1.5
+
+
+def test_stream_of_events_goes_on_until_the_caller_leaves(core: StubCore) -> None:
+    page = Page()
+    wire = Wire(Remote(core, page=page).server)
+    wire.say(HELD + request("GET", "/cotenant/events"))
+    core.release()  # events that came before the answer to the first request follow it
+    page.send(b"later\n")
+    assert wire.got.endswith(b"\r\n\r\nfirst\nlater\n")
+    wire.protocol.connection_lost(None)
+    assert page.left == 1
+
+
+def test_stream_whose_caller_has_left_before_it_began_is_ended(core: StubCore) -> None:
+    page = Page()
+    wire = Wire(Remote(core, page=page).server)
+    wire.say(HELD + request("GET", "/cotenant/events"))
+    wire.protocol.connection_lost(None)
+    assert page.left == 1
+
+
+class Page:
+    """A feed of the page, with one listener."""
+
+    def __init__(self) -> None:
+        self.send: Callable[[bytes], None] = lambda data: None
+        self.left = 0
+
+    def admit(self) -> None:
+        """Take anybody."""
+
+    def subscribe(self, send: Callable[[bytes], None]) -> Callable[[], None]:
+        self.send = send
+        send(b"first\n")
+
+        def leave() -> None:
+            self.left += 1
+
+        return leave
+
+
+def test_control_is_for_callers_of_this_machine_also_through_a_front_end(core: StubCore, remote: Remote) -> None:
+    here, elsewhere = Wire(remote.server), Wire(remote.server, peer="192.0.2.7")
+    load = request("POST", "/v2/repository/models/identity/unload")
+    assert ask(elsewhere, load).status == 403
+    assert ask(here, request("POST", "/v2/logging", b'{"log_info":false}')).status == 200
+    assert core.log["log_info"] is False
+
+
+def test_access_by_digests_is_that_by_tokens() -> None:
+    access = Access({Role.INFER: ["a-token-of-sixteen"]}, control="any")
+    same = Access.from_digests(access.digests, control=access.control)
+    same.check(Permission.INFER, Caller(peer="192.0.2.7", authorization="Bearer a-token-of-sixteen"))
+    assert same.authenticates and not same.is_free(Permission.INFER)
+
+
+# Memory
+
+
+def test_large_tensor_crosses_without_a_copy_and_comes_back(core: StubCore, remote: Remote, wire: Wire) -> None:
+    free, theirs = core.arena.free, remote.region.free
+    for _ in range(3):
+        answer = ask(wire, large())
+        assert answer.status == 200 and len(answer.body) > 4 * LARGE
+    taken = core.requests[-1].inputs[0]
+    assert taken.block is not None and remote.part.offset <= taken.block.offset + taken.start  # type: ignore[attr-defined]
+    del taken
+    core.requests.clear()
+    assert (core.arena.free, remote.region.free) == (free, theirs)
+
+
+def test_tensor_without_room_is_refused(remote: Remote, wire: Wire, core: StubCore) -> None:
+    assert ask(wire, infer(ONE)).status == 200
+    full = remote.region.allocate(remote.region.free)
+    answer = ask(wire, large())
+    assert answer.status == 503 and "too much memory" in message_of(answer)
+    del full
+    assert ask(wire, large()).status == 200
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 10), (0, 1 << 30), (1 << 40, 1), (0, -1)])
+def test_tensor_elsewhere_is_not_the_protocol(start: int, size: int) -> None:
+    arena = Arena(1 << 20)
+    part = arena.allocate(1 << 16)
+    assert part is not None
+    with pytest.raises(WorkerError, match="has no room"):
+        Borrower(part, lambda number: None).tensors(1, [TensorPart("x", "UINT8", (1,), None, start, size)])
+    arena.close()
+
+
+def test_what_is_lent_stays_until_it_is_returned() -> None:
+    arena = Arena(1 << 20)
+    free, returned = arena.free, list[int]()
+    lender = Lender(arena.allocate)
+    data = bytes(range(256)) * (LARGE // 128)
+    parts, lent = lender.parts(7, [Tensor("x", "UINT8", (len(data),), data), Tensor("y", "UINT8", (1,), b"a")])
+    whole = arena_block(arena)
+    borrowed = Borrower(whole, returned.append).tensors(7, parts)
+    assert lent and [bytes(tensor.data) for tensor in borrowed] == [data, b"a"]
+    view = borrowed[0].data
+    del borrowed
+    assert returned == []  # a view on it is enough
+    del view
+    assert returned == [7] and arena.free < free
+    lender.returned(returned)
+    assert arena.free == free and not lender
+    arena.close()
+
+
+def arena_block(arena: Arena) -> Block:
+    return Block(0, arena.size, memoryview(arena._memory))
+
+
+# Admission
+
+
+class Rounds:
+    """A loop whose rounds end in `end`."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], object]] = []
+
+    def time(self) -> float:
+        return monotonic()
+
+    def call_soon(self, callback: Callable[[], object], /) -> None:
+        self.soon.append(callback)
+
+    def end(self) -> None:
+        while self.soon:
+            self.soon.pop()()
+
+
+def ask_in_a_round(wire: Wire, loop: Rounds, data: bytes) -> Answer:
+    wire.say(data)
+    loop.end()
+    return wire.answers[-1]
+
+
+@pytest.fixture
+def loop(remote: Remote) -> Rounds:
+    loop = Rounds()
+    remote.server.shedder.attach(loop)
+    return loop
+
+
+def test_request_without_room_is_rejected_and_goes_no_further(
+    core: StubCore, remote: Remote, wire: Wire, loop: Rounds
+) -> None:
+    core.rooms["identity"] = 2, 1.0
+    statuses = [ask_in_a_round(wire, loop, infer(ONE)).status for _ in range(5)]
+    assert statuses == [200, 200, 200, 503, 503]  # the first told of the room that is left after it
+    assert (len(core.requests), core.unread) == (3, [])
+    remote.later.run()
+    assert [model for model, _ in core.unread] == ["identity"] * 2
+    assert ask_in_a_round(wire, loop, infer(ONE)).status == 200  # published again meanwhile
+
+
+def test_request_with_a_timeout_of_its_own_is_left_to_the_server(core: StubCore, wire: Wire, loop: Rounds) -> None:
+    core.rooms["identity"] = 0, 0.0
+    statuses = [ask_in_a_round(wire, loop, infer(ONE, parameters={"timeout": 9_000_000})).status for _ in range(3)]
+    assert statuses == [200, 200, 200]
+
+
+def test_request_that_has_lost_too_much_is_rejected(core: StubCore, remote: Remote, wire: Wire, loop: Rounds) -> None:
+    core.rooms["identity"] = 9, 0.2
+    assert ask_in_a_round(wire, loop, infer(ONE)).status == 200
+    assert not remote.core.would_reject("identity", "1", 0.1)
+    assert remote.core.would_reject("identity", "1", 0.3)
+
+
+def test_server_that_is_behind_counts_as_lag(core: StubCore, remote: Remote, wire: Wire) -> None:
+    now = 100.0
+    remote.core._clock = lambda: now
+    assert ask(wire, infer(ONE)).status == 200 and remote.core.lag == 0
+    remote.busy = True
+    wire.say(infer(ONE))
+    now = 100.3
+    assert remote.core.lag == pytest.approx(0.3)
+    shedder = remote.server.shedder
+    shedder.attach(Rounds())
+    assert shedder.read() and shedder.lag >= 0.3
+    assert shedder.lost == pytest.approx(shedder.lag - 0.3)  # what is on its way is counted when it arrives
+    remote.go_on()
+    assert remote.core.lag == 0
+
+
+def test_link_carries_more_than_its_socket_takes_at_once_and_ends_with_what_is_no_message() -> None:
+    async def talk() -> None:
+        ours, theirs = socket.socketpair()
+        found: list[Unread] = []
+        ends: list[str] = []
+        arrived, ended = asyncio.Event(), asyncio.Event()
+
+        def lost(reason: str) -> None:
+            ends.append(reason)
+            ended.set()
+
+        one = link.Link[Unread](ours, ToServer, found.append, taken=arrived.set, lost=ends.append)
+        other = link.Link[Unread](theirs, ToServer, found.append, taken=arrived.set, lost=lost)
+        sent = Unread("m", [0.5] * 1_000_000)
+        for frame in link.encode_frames([sent]):
+            one.write(frame)
+        assert one.unsent
+        await asyncio.wait_for(arrived.wait(), 10)
+        assert found == [sent]
+        one.write(bytearray(b"\x03" + bytes(7) + b"abc"))
+        await asyncio.wait_for(ended.wait(), 10)
+        assert "broke the protocol" in ends[0]
+        other.close()
+        one.close()
+
+    asyncio.run(talk())
+
+
+def test_board_knows_what_all_front_ends_have_sent() -> None:
+    view = memoryview(bytearray(SIZE))
+    server, one, other = (Board(view, 2) for _ in range(3))
+    assert one.room(3) == (UNKNOWN, 0.0)
+    one.send(0, 3, 4)
+    server.publish(3, 10, 0.5, heard=4)
+    assert one.room(3) == (10, 0.5)
+    one.send(0, 3, 2)
+    other.send(1, 3, 5)
+    assert one.room(3) == other.room(3) == (3, 0.5)
+    other.send(1, 3, 9)
+    assert one.room(3)[0] == 0
+    assert one.room(2) == (UNKNOWN, 0.0)
+    server.publish(3, UNKNOWN, 0.0, heard=20)
+    assert one.room(3)[0] == UNKNOWN
+    server.clear(1)
+    server.publish(3, 10, 0.5, heard=6)
+    assert one.room(3)[0] == 10
+
+
+def test_frames_are_as_many_as_their_size_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_MESSAGE", 100)
+    messages: list[object] = [Unread(str(number), [0.5] * 5) for number in range(4)]
+    frames = list(link.encode_frames(messages))
+    found = [msgspec.msgpack.decode(bytes(frame[8:]), type=list[Unread]) for frame in frames]
+    assert [message for some in found for message in some] == messages
+    assert len(frames) > 1 and all(len(frame) <= 100 for frame in frames)
+    with pytest.raises(WorkerError, match="at most 100"):
+        list(link.encode_frames([Unread("m", [0.5] * 50)]))
