@@ -50,18 +50,20 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def cotenant(models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True) -> Iterator[tuple[int, str]]:
+def cotenant(
+    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, front_ends: int = 1
+) -> Iterator[tuple[int, str]]:
     """Run `cotenant serve` with these models on one whole device; yield pid and URL."""
-    with serving(models, backend=backend, adapt=adapt) as (pid, addresses):
+    with serving(models, backend=backend, adapt=adapt, front_ends=front_ends) as (pid, addresses):
         yield pid, f"http://{addresses['http']}"
 
 
 @contextmanager
 def serving(
-    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True
+    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, front_ends: int = 1
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Run `cotenant serve` with these models on one whole device; yield pid, and addresses by front end. adapt: to what
-    they are asked for."""
+    they are asked for. front_ends: processes that accept HTTP."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         entries = []
@@ -79,7 +81,8 @@ def serving(
             for model, served in models.items()
         ]
         (root / "profiles.csv").write_text(write_profiles(profiles))
-        head = f'backend = "{backend}"\nprofiles = "profiles.csv"\nadapt = {str(adapt).lower()}\n[cpu]\ncuts = [100]\n'
+        head = f'backend = "{backend}"\nprofiles = "profiles.csv"\nadapt = {str(adapt).lower()}\n'
+        head += f"front_ends = {front_ends}\n[cpu]\ncuts = [100]\n"
         (root / "settings.toml").write_text(head + "".join(entries))
         ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
         with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):
@@ -161,8 +164,13 @@ def drive(
 
 def processor_time(pid: int) -> float:
     """Return user and system CPU seconds of a process and its living descendants."""
-    fields = (Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in tree(pid))
-    return sum(int(field[11]) + int(field[12]) for field in fields) / _TICK
+    return sum(own_processor_time(each) for each in tree(pid))
+
+
+def own_processor_time(pid: int) -> float:
+    """Return user and system CPU seconds of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def memory(pid: int) -> int:

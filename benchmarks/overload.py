@@ -6,7 +6,7 @@ they are answered, rejections included. The callers have the last core for thems
 others, unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow.
 Where all of an open loop's connections are taken, its requests wait for one, or are given up after `--patience` ms: a
 server that answers less than is offered gets them late otherwise, whatever it does.
-`--seconds N`: duration of each run, 20 by default.
+`--seconds N`: duration of each run, 20 by default. `--front-ends N`: processes that accept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -52,19 +53,23 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller:
-    """Compile the caller, and run it against a server. cores: those that it may use. patience: ms for which a request
-    waits for a connection; negative: for ever."""
+    """Run the caller against a server. program: `compiled`. cores: those that it may use. patience: ms for which a
+    request waits for a connection; negative: for ever."""
 
-    def __init__(self, folder: Path, url: str, slo: float, cores: set[int], patience: float) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            sys.exit("this benchmark compiles its load generator, and finds no C compiler; try: apt-get install gcc")
-        self._program = folder / "caller"
-        source = Path(__file__).with_name("caller.c")
-        subprocess.run([compiler, "-O2", "-o", str(self._program), str(source), "-lm"], check=True)
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        url: str,
+        slo: float,
+        cores: set[int],
+        patience: float,
+        model: str = "sleeper",
+    ) -> None:
+        self._program = program
         self._port = url.rpartition(":")[2]
-        self._request = folder / "request"
-        head = f"POST /v2/models/sleeper/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(SMALL)}\r\n\r\n"
+        self._request = folder / f"request-{model}"
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(SMALL)}\r\n\r\n"
         self._request.write_bytes(head.encode() + SMALL)
         self._slo = slo
         self._cores = cores
@@ -72,18 +77,46 @@ class Caller:
 
     def run(self, seconds: float, connections: int, rate: float = 0.0) -> Ends:
         """Offer that many requests/s, or, at rate 0, let each connection ask again as soon as it is answered."""
+        return self.start(seconds, connections, rate)()
+
+    def start(self, seconds: float, connections: int, rate: float = 0.0) -> Callable[[], Ends]:
+        """Begin to, and return what waits for the end."""
         words = (self._port, self._request, self._slo * 1e3, seconds, connections, rate, 1, self._patience)
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(self._program), *map(str, words)],
-            check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             preexec_fn=lambda: os.sched_setaffinity(0, self._cores),
         )
-        return msgspec.json.decode(done.stdout, type=Ends)
+
+        def ends() -> Ends:
+            output, _ = process.communicate()
+            if process.returncode:
+                sys.exit(f"the load generator ended with status {process.returncode}")
+            return msgspec.json.decode(output, type=Ends)
+
+        return ends
+
+
+def compiled(folder: Path) -> Path:
+    """Compile the load generator."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        sys.exit("this benchmark compiles its load generator, and finds no C compiler; try: apt-get install gcc")
+    program = folder / "caller"
+    source = Path(__file__).with_name("caller.c")
+    subprocess.run([compiler, "-O2", "-o", str(program), str(source), "-lm"], check=True)
+    return program
 
 
 def measure(
-    slower: float, factors: list[float], callers: list[int], seconds: float, *, shared: bool, patience: float
+    slower: float,
+    factors: list[float],
+    callers: list[int],
+    seconds: float,
+    *,
+    shared: bool,
+    patience: float,
+    front_ends: int,
 ) -> None:
     cores = os.sched_getaffinity(0)
     own = cores if shared else {max(cores)}
@@ -91,8 +124,11 @@ def measure(
         if len(cores) < 2:
             sys.exit("there is no core for the callers alone; try --shared")
         os.sched_setaffinity(0, cores - own)  # what the server inherits
-    with cotenant({"sleeper": sleeper(slower)}, backend="fake") as (pid, url), tempfile.TemporaryDirectory() as folder:
-        caller = Caller(Path(folder), url, sleeper(slower).slo, own, patience)
+    with (
+        cotenant({"sleeper": sleeper(slower)}, backend="fake", front_ends=front_ends) as (pid, url),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        caller = Caller(compiled(Path(folder)), Path(folder), url, sleeper(slower).slo, own, patience)
         most = ceiling(slower)
         caller.run(WARM_UP, 512, most)
         for factor in factors:
@@ -131,10 +167,19 @@ def main() -> None:
     parser.add_argument("--callers", type=int, nargs="*", default=[512, 4000])
     parser.add_argument("--slower", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=-1.0)
+    parser.add_argument("--front-ends", type=int, default=1)
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    measure(asked.slower, asked.factors, asked.callers, asked.seconds, shared=asked.shared, patience=asked.patience)
+    measure(
+        asked.slower,
+        asked.factors,
+        asked.callers,
+        asked.seconds,
+        shared=asked.shared,
+        patience=asked.patience,
+        front_ends=asked.front_ends,
+    )
 
 
 if __name__ == "__main__":
