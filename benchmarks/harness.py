@@ -82,7 +82,7 @@ def serving(
         ]
         (root / "profiles.csv").write_text(write_profiles(profiles))
         head = f'backend = "{backend}"\nprofiles = "profiles.csv"\nadapt = {str(adapt).lower()}\n'
-        head += f"front_ends = {front_ends}\n[cpu]\ncuts = [100]\n"
+        head += f"http_processes = {front_ends}\n[cpu]\ncuts = [100]\n"
         (root / "settings.toml").write_text(head + "".join(entries))
         ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
         with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):

@@ -110,7 +110,7 @@ async def running(
             no_loads=NO_LOADS[settings.model_control_mode],
             response_cache=settings.response_cache,
             client_memory=(settings.max_body, memory) if settings.allow_client_shm else None,
-            beyond=beyond(settings.front_ends, limits) if settings.front_ends > 1 else 0,
+            beyond=beyond(settings.http_processes, limits) if settings.http_processes > 1 else 0,
         )
         if settings.model_control_mode == "kubernetes":
             server.hold_readiness()  # it starts with no model
@@ -133,7 +133,7 @@ async def running(
             tls=tls,
             log_access=settings.access_log,
         )
-        http = own if settings.front_ends == 1 else _front_ends(settings, server, own.handler, limits, access)
+        http = own if settings.http_processes == 1 else _front_ends(settings, server, own.handler, limits, access)
         metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
         grpc = GrpcServer(
             server,
@@ -251,7 +251,7 @@ def check_model_control(settings: Settings) -> None:
 
 def _shared_limits(settings: Settings) -> Limits:
     """Return the limits of each process that callers reach. They share out the memory; each has files of its own."""
-    processes = 1 if settings.front_ends == 1 else settings.front_ends + 1
+    processes = 1 if settings.http_processes == 1 else settings.http_processes + 1
     return Limits(body=settings.max_body, memory=settings.max_memory // processes)
 
 
@@ -263,7 +263,7 @@ def _front_ends(
     return FrontEnds(
         server,
         server.arena,
-        settings.front_ends,
+        settings.http_processes,
         "cotenant.app.front_end",
         handler,
         limits=limits,

@@ -83,7 +83,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     profiles: a CSV file; None: what was measured on this machine.
     objective: None: the largest multiple of the rates if any model has no rate, else the fewest devices.
     host: address that HTTP and gRPC bind to; metrics_host: that of metrics; None: the same.
-    http_port, grpc_port, metrics_port: 0 for any that is free. front_ends: processes that accept HTTP; with 1 the
+    http_port, grpc_port, metrics_port: 0 for any that is free. http_processes: processes that accept HTTP; with 1 the
     server's own does.
     enforcement: how CPU shares are limited: workers throttle themselves, or cgroup quotas. reserve: the fraction of CPU
     time kept for the server. lend: CPU shares are floors, and what others leave idle is lent. cuts: legal shares of a
@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_port: int
     grpc_port: int
     metrics_port: int
-    front_ends: int
+    http_processes: int
     enforcement: Enforcement
     reserve: float
     lend: bool
@@ -227,7 +227,7 @@ class _SettingsFile(msgspec.Struct, forbid_unknown_fields=True):
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
-    front_ends: int = 1
+    http_processes: int = 1
     warm_workers: int = 1
     standby_workers: int = 1
     worker_memory: str | None = None
@@ -296,7 +296,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         http_port=check_port(file.http_port, f"{place}: http_port"),
         grpc_port=check_port(file.grpc_port, f"{place}: grpc_port"),
         metrics_port=check_port(file.metrics_port, f"{place}: metrics_port"),
-        front_ends=_front_ends(file, place),
+        http_processes=_http_processes(file, place),
         enforcement=check_one_of(file.cpu.enforcement, Enforcement, f"{place}: cpu.enforcement"),
         reserve=_reserve(file.cpu.reserve, f"{place}: cpu.reserve"),
         lend=file.cpu.lend,
@@ -429,15 +429,15 @@ def _endpoint(url: str | None, place: str) -> str | None:
     return url
 
 
-def _front_ends(file: _SettingsFile, place: str) -> int:
-    count = file.front_ends
+def _http_processes(file: _SettingsFile, place: str) -> int:
+    count = file.http_processes
     if not 1 <= count <= MAX_FRONT_ENDS:
-        raise ConfigError(f"{place}: front_ends: {count} processes; write 1 to {MAX_FRONT_ENDS}")
+        raise ConfigError(f"{place}: http_processes: {count} processes; write 1 to {MAX_FRONT_ENDS}")
     if count == 1:
         return count
     if file.allow_client_shm:
         raise ConfigError(
-            f"{place}: front_ends: {count} processes would each have regions of their own; set front_ends = 1, or "
+            f"{place}: http_processes: {count} processes would each have regions of their own; set http_processes = 1, or "
             "allow_client_shm = false"
         )
     body, memory = _bytes(file.max_body, f"{place}: max_body"), _bytes(file.max_memory, f"{place}: max_memory")

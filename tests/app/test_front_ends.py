@@ -23,7 +23,7 @@ from tests.cli.program import PATIENCE, alive, until
 TOKEN, CONTROL = "a-token-of-sixteen", "another-of-sixteen"
 ROW = [0.5] * 16
 SETTINGS = """
-front_ends = 2
+http_processes = 2
 [tokens]
 infer = "tokens"
 control = "control"
@@ -112,10 +112,10 @@ def test_two_processes_serve_one_port_until_the_end(guarded: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ("front_ends = 0", "front_ends: 0 processes; write 1 to 64"),
-        ("front_ends = 65", "write 1 to 64"),
-        ("front_ends = 2\nallow_client_shm = true", "regions of their own; set front_ends = 1"),
-        ('front_ends = 8\nmax_memory = "512MiB"', "none would have room for a body of max_body = '64MiB'"),
+        ("http_processes = 0", "http_processes: 0 processes; write 1 to 64"),
+        ("http_processes = 65", "write 1 to 64"),
+        ("http_processes = 2\nallow_client_shm = true", "regions of their own; set http_processes = 1"),
+        ('http_processes = 8\nmax_memory = "512MiB"', "none would have room for a body of max_body = '64MiB'"),
     ],
 )
 def test_settings_that_several_processes_cannot_have_are_refused(tmp_path: Path, settings: str, why: str) -> None:

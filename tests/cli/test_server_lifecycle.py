@@ -212,11 +212,11 @@ def test_full_disk_under_the_event_log_ends_the_log_alone(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("front_ends", [1, 2])
-def test_sigterm_drains_and_is_the_usual_end(folder: Path, front_ends: int) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigterm_drains_and_is_the_usual_end(folder: Path, processes: int) -> None:
     """A SIGHUP meanwhile, as of a terminal that is closed, changes nothing, in the server or in its workers."""
     text = (folder / "serve.toml").read_text().replace("5s", "10min").replace('"2s"', '"10min"')
-    (folder / "serve.toml").write_text(f"front_ends = {front_ends}\n{text}")
+    (folder / "serve.toml").write_text(f"http_processes = {processes}\n{text}")
     with serving(folder) as server:
         assert server.works()
         # One that is started ahead of need may not ignore signals yet.
