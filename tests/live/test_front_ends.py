@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,11 +22,15 @@ import pytest
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import UnavailableError, WorkerError
 from cotenant.live.access import Access, Caller, Permission, Role
-from cotenant.live.front_ends import link
+from cotenant.live.front_ends import link, supervisor
 from cotenant.live.front_ends.board import SIZE, UNKNOWN, Board
 from cotenant.live.front_ends.loans import Borrower, Lender
 from cotenant.live.front_ends.messages import ToServer, Unread, error_of, failure
 from cotenant.live.front_ends.remote_core import WINDOW
+from cotenant.live.front_ends.session import FrontEndSession
+from cotenant.live.front_ends.supervisor import FrontEnds
+from cotenant.live.http import HttpServer
+from cotenant.live.limits import Limits
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, TensorPart
 from tests.live.remote import Remote
@@ -59,6 +68,85 @@ def large(model: str = "identity") -> bytes:
 
 def message_of(answer: Answer) -> str:
     return str(answer.json["error"])
+
+
+# Processes
+
+BREAKS = "socket.socket(fileno=0).send(bytes([3, *bytes(7)]) + b'abc')"
+LEAVES = "socket.socket(fileno=0).close()"
+STAYS = ""
+
+
+class Processes:
+    """Front ends of which each does no more than what it is told, and then waits until it is killed. lost: set once one
+    is not heard of any more. ended: how the processes had ended when their memory was returned; None: not yet."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.lost = asyncio.Event()
+        self.ended: list[int | None] = []
+        self.spawned: list[subprocess.Popen[bytes]] = []
+        self._folder = folder
+        patch.chdir(folder)
+        patch.setattr(supervisor, "EXIT", 60.0)
+        cancel, close, spawn = FrontEndSession.cancel, FrontEndSession.close, FrontEnds._spawn
+
+        def cancelled(session: FrontEndSession) -> None:
+            cancel(session)
+            self.lost.set()
+
+        def closed(session: FrontEndSession) -> None:
+            self.ended.append(self.spawned[0].returncode)
+            close(session)
+
+        def spawned(front_ends: FrontEnds, place: Any) -> Any:
+            process, connection = spawn(front_ends, place)
+            self.spawned.append(process)
+            return process, connection
+
+        patch.setattr(FrontEndSession, "cancel", cancelled)
+        patch.setattr(FrontEndSession, "close", closed)
+        patch.setattr(FrontEnds, "_spawn", spawned)
+
+    @asynccontextmanager
+    async def run(self, core: StubCore, does: str, count: int = 1) -> AsyncIterator[FrontEnds]:
+        (self._folder / "told.py").write_text(f"import signal, socket\nsignal.alarm(60)\n{does}\nsignal.pause()\n")
+        front_ends = FrontEnds(
+            core,
+            core.arena,
+            count,
+            "told",
+            HttpServer(core).handler,
+            limits=Limits(memory=1 << 20),
+            access=Access(),
+            tls=None,
+            log_level="info",
+            log_format="text",
+            log_access=False,
+        )
+        try:
+            async with asyncio.timeout(20):
+                await front_ends.listen("127.0.0.1", 0)
+                yield front_ends
+                await front_ends.stop(0)
+        finally:
+            for process in self.spawned:
+                process.kill()
+                process.wait()
+
+
+def test_front_end_that_breaks_the_protocol_is_killed_at_once_and_its_memory_returned_thereafter(
+    core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def watch() -> None:
+        processes = Processes(tmp_path, monkeypatch)
+        async with processes.run(core, BREAKS) as front_ends:
+            await processes.lost.wait()
+            await asyncio.gather(*front_ends._tasks)
+            monkeypatch.setattr(supervisor, "EXIT", 0.0)
+        assert processes.ended[0] == -signal.SIGKILL
+
+    asyncio.run(watch())
+    assert "front end 0 died: it broke the protocol" in caplog.text
 
 
 # Models
@@ -155,13 +243,30 @@ def test_front_end_that_dies_has_its_requests_cancelled_and_its_memory_returned(
     wire.say(large("held"))
     wire.say(HELD)
     handles = set(core.held)
-    remote.session.close()
+    remote.session.cancel()
     assert set(core.cancelled) == handles and len(handles) == 2 and not core.held
     size = remote.part.size
+    remote.session.close()
     remote.end()
     assert core.arena.parts.free == free  # workers may still read what it has received
     core.requests.clear()
     assert core.arena.parts.free == free + size
+
+
+def test_what_a_front_end_was_lent_is_not_anothers_before_its_process_has_ended(
+    core: StubCore, remote: Remote, wire: Wire
+) -> None:
+    assert ask(wire, infer(ONE)).status == 200
+    free = core.arena.free
+    block = core.arena.allocate(4 * LARGE)
+    assert block is not None
+    tensor = Tensor("y", "UINT8", (4 * LARGE,), block.view, block)
+    remote.session._lender.parts(99, [tensor])
+    del block, tensor
+    remote.session.cancel()
+    assert core.arena.free < free
+    remote.session.close()
+    assert core.arena.free == free
 
 
 def test_time_on_the_way_counts_as_lost(core: StubCore, remote: Remote, wire: Wire) -> None:

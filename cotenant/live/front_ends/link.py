@@ -17,6 +17,8 @@ from cotenant.worker.wire import MAX_MESSAGE, Inbox
 
 logger = logging.getLogger(__name__)
 
+CLOSED = "it closed its socket"  # the reason of a `Link` that has ended otherwise than by what is not the protocol
+
 _In = TypeVar("_In")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -139,7 +141,7 @@ class Link(Generic[_In]):
             self._end(f"it broke the protocol: {error}")
             return
         if ended:
-            self._end("it closed its socket")
+            self._end(CLOSED)
 
     def _take_one(self, message: _In) -> None:
         try:

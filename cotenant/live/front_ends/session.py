@@ -47,7 +47,7 @@ class SharedCore(Core, Protocol):
 
 
 class FrontEndSession:
-    """Serve one front end, until `close`. number: its place on the board. part: its memory. handler: answers what is
+    """Serve one front end, until `cancel`. number: its place on the board. part: its memory. handler: answers what is
     not inference. The others are as in `RemoteCore`."""
 
     def __init__(
@@ -102,11 +102,16 @@ class FrontEndSession:
         """Take note that a frame was taken."""
         self._board.take_frame(self._number)
 
-    def close(self) -> None:
-        """End what the front end has begun: its callers have left with it. Its memory comes back."""
+    def cancel(self) -> None:
+        """End what the front end has begun: its callers have left with it."""
         self._closed = True
         for number in [*self._open, *self._forwarded]:
             self._cancel(number)
+
+    def close(self) -> None:
+        """Take back the memory of a front end whose process has ended: until then it may read what it was lent, and
+        write to its part."""
+        self.cancel()
         self._lender = Lender(self._core.allocate)
         del self._borrower  # which holds its part of the arena, and is in a cycle with this
         self._publisher.forget(self._number)

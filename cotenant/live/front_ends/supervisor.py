@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.confinement import Confinement
 from cotenant.live.front_ends.board import SIZE, Board
-from cotenant.live.front_ends.link import Link
+from cotenant.live.front_ends.link import CLOSED, Link
 from cotenant.live.front_ends.messages import Drain, Setup, TlsFiles, ToServer
 from cotenant.live.front_ends.publisher import AdmissionPublisher
 from cotenant.live.front_ends.session import FrontEndSession, SharedCore
@@ -200,18 +201,23 @@ class FrontEnds:
         """End a front end that is gone, or cannot be understood; start another."""
         process, session = place.process, place.session
         place.process = place.session = place.link = None
-        if session is not None:
-            session.close()
-        if process is None:
+        if process is None or session is None:
             return
-        task = self._loop.create_task(self._replace(place, process, reason))
+        session.cancel()
+        if reason != CLOSED:
+            place.verdict = place.verdict or reason
+            process.kill()
+        task = self._loop.create_task(self._replace(place, process, session, reason))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _replace(self, place: _Place, process: subprocess.Popen[bytes], reason: str) -> None:
+    async def _replace(
+        self, place: _Place, process: subprocess.Popen[bytes], session: FrontEndSession, reason: str
+    ) -> None:
         if not await _exited(process, EXIT):
             process.kill()
-            await _exited(process, STARTING)
+            await _exited(process, math.inf)  # what it was lent is not another's before
+        session.close()
         if not self._stopping:
             code = process.returncode
             ended = f"it was killed by signal {-code}" if code is not None and code < 0 else reason
