@@ -10,7 +10,9 @@ import json
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -74,7 +76,11 @@ def message_of(answer: Answer) -> str:
 
 BREAKS = "socket.socket(fileno=0).send(bytes([3, *bytes(7)]) + b'abc')"
 LEAVES = "socket.socket(fileno=0).close()"
-STAYS = ""
+EXITS = """
+connection, data = socket.socket(fileno=0), b""
+while bytes([0x92, 12]) not in data:  # until a `Drain`
+    data += connection.recv(1 << 16)
+raise SystemExit(3)"""
 
 
 class Processes:
@@ -141,12 +147,42 @@ def test_front_end_that_breaks_the_protocol_is_killed_at_once_and_its_memory_ret
         processes = Processes(tmp_path, monkeypatch)
         async with processes.run(core, BREAKS) as front_ends:
             await processes.lost.wait()
-            await asyncio.gather(*front_ends._tasks)
+            await asyncio.gather(*front_ends._ending)
             monkeypatch.setattr(supervisor, "EXIT", 0.0)
         assert processes.ended[0] == -signal.SIGKILL
 
     asyncio.run(watch())
     assert "front end 0 died: it broke the protocol" in caplog.text
+
+
+def test_front_end_that_is_being_replaced_when_the_server_stops_is_killed_and_reaped(
+    core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop() -> None:
+        processes = Processes(tmp_path, monkeypatch)
+        async with processes.run(core, LEAVES):
+            await processes.lost.wait()
+        assert [process.returncode for process in processes.spawned] == [-signal.SIGKILL]
+        assert processes.ended == [-signal.SIGKILL]
+
+    asyncio.run(stop())
+
+
+def test_front_ends_end_also_while_no_thread_is_free(
+    core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop() -> None:
+        processes = Processes(tmp_path, monkeypatch)
+        loop, answered = asyncio.get_running_loop(), threading.Event()
+        try:
+            async with processes.run(core, EXITS, count=3):
+                loop.set_default_executor(ThreadPoolExecutor(1))
+                loop.run_in_executor(None, answered.wait)
+        finally:
+            answered.set()
+        assert [process.returncode for process in processes.spawned] == [3] * 3
+
+    asyncio.run(stop())
 
 
 # Models

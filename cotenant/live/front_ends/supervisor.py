@@ -35,6 +35,7 @@ SILENCE = 10.0  # seconds without a sign of life after which one is ended
 STARTING = 60.0  # the same while it starts
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 5.0  # seconds before one that died is started again: doubled while they die young
 YOUNG = 10.0  # seconds
+LOOK = 0.01  # seconds between two looks whether one that is to end has exited
 EXIT = 1.0  # seconds that one has to exit beyond the time that its callers have
 
 
@@ -98,7 +99,7 @@ class FrontEnds:
         self._places = [_Place(number) for number in range(count)]
         self._stopping = False
         self._watching: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], subprocess.Popen[bytes]] = {}  # by what reaps them and starts others
         core.watch_models(self._board.change_models)
 
     async def listen(self, host: str, port: int) -> int:
@@ -135,8 +136,10 @@ class FrontEnds:
                 place.session.send(Drain(grace))
         await asyncio.gather(*(self._end(place, grace + EXIT) for place in running))
         await self._handler.stop()
-        for task in list(self._tasks):
-            task.cancel()
+        for process in self._ending.values():
+            process.kill()
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=EXIT)
 
     # Our own
 
@@ -208,8 +211,8 @@ class FrontEnds:
             place.verdict = place.verdict or reason
             process.kill()
         task = self._loop.create_task(self._replace(place, process, session, reason))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._ending[task] = process
+        task.add_done_callback(self._ending.pop)
 
     async def _replace(
         self, place: _Place, process: subprocess.Popen[bytes], session: FrontEndSession, reason: str
@@ -277,7 +280,13 @@ class _Place:
 
 
 async def _exited(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until a process has exited; return whether it has."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        await asyncio.to_thread(process.wait, seconds)
-    return process.returncode is not None
+    """Wait until a process has exited; return whether it has. It is reaped then.
+
+    No thread waits for it: those of the event loop's executor answer what front ends pass on until they exit.
+    """
+    until = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() >= until:
+            return False
+        await asyncio.sleep(LOOK)
+    return True
