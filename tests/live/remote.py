@@ -52,7 +52,7 @@ class Remote:
         assert board is not None and part is not None
         self.part = part
         self.later = Later()
-        self.board = Board(board.view, 2)
+        self.board = Board(board.view, 2, clock=lambda: 0.0)
         self.frames = [0, 0]
         self.busy = False
         self._kept: list[bytes] = []

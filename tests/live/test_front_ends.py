@@ -25,9 +25,10 @@ from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import UnavailableError, WorkerError
 from cotenant.live.access import Access, Caller, Permission, Role
 from cotenant.live.front_ends import link, supervisor
-from cotenant.live.front_ends.board import SIZE, UNKNOWN, Board
+from cotenant.live.front_ends.board import FRESH, SIZE, UNKNOWN, Board
 from cotenant.live.front_ends.loans import Borrower, Lender
 from cotenant.live.front_ends.messages import ToServer, Unread, error_of, failure
+from cotenant.live.front_ends.publisher import AdmissionPublisher
 from cotenant.live.front_ends.remote_core import WINDOW
 from cotenant.live.front_ends.session import FrontEndSession
 from cotenant.live.front_ends.supervisor import FrontEnds
@@ -35,7 +36,7 @@ from cotenant.live.http import HttpServer
 from cotenant.live.limits import Limits
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, TensorPart
-from tests.live.remote import Remote
+from tests.live.remote import Later, Remote
 from tests.live.stub import StubCore
 from tests.live.test_http import ONE, Answer, Wire, ask, infer, request
 
@@ -533,7 +534,7 @@ def test_link_carries_more_than_its_socket_takes_at_once_and_ends_with_what_is_n
 
 def test_board_knows_what_all_front_ends_have_sent() -> None:
     view = memoryview(bytearray(SIZE))
-    server, one, other = (Board(view, 2) for _ in range(3))
+    server, one, other = (Board(view, 2, clock=lambda: 0.0) for _ in range(3))
     assert one.room(3) == (UNKNOWN, 0.0)
     one.send(0, 3, 4)
     server.publish(3, 10, 0.5, heard=4)
@@ -549,6 +550,69 @@ def test_board_knows_what_all_front_ends_have_sent() -> None:
     server.clear(1)
     server.publish(3, 10, 0.5, heard=6)
     assert one.room(3)[0] == 10
+
+
+def test_full_model_that_nobody_has_asked_for_is_passed_on_once() -> None:
+    now = 100.0
+    board = Board(memoryview(bytearray(SIZE)), 2, clock=lambda: now)
+    board.publish(3, 0, 0.0, heard=0)
+    assert board.room(3)[0] == 0
+    now += 1.01 * FRESH
+    assert board.room(3)[0] == UNKNOWN
+    board.send(0, 3, 1)
+    assert board.room(3)[0] == 0
+    board.publish(3, 2, 0.0, heard=1)
+    assert board.room(3)[0] == 2
+
+
+class Asked:
+    """What models have room for, none by default; asked: which were looked at."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.rooms: dict[str, int] = {}
+
+    def room(self, model: str) -> tuple[int, float]:
+        self.asked.append(model)
+        return self.rooms.get(model, 0), 0.0
+
+
+def test_server_looks_at_models_that_are_asked_for_and_not_at_others() -> None:
+    now, source, rounds, later = 100.0, Asked(), Rounds(), Later()
+    board = Board(memoryview(bytearray(SIZE)), 2, clock=lambda: now)
+    publisher = AdmissionPublisher(source, board, soon=rounds.call_soon, later=later, clock=lambda: now)
+    for model in range(100):
+        publisher.changed(publisher.slot(f"m{model}"))
+    rounds.end()
+    assert len(source.asked) == board.crowded == 100 and not later.calls  # all are full, and an idle server sleeps
+
+    now, source.asked = now + 1, []
+    publisher.changed(publisher.slot("m7"))
+    rounds.end()
+    assert source.asked == ["m7"] and not later.calls
+
+    now, source.asked, source.rooms = now + 1, [], {"m9": 4}
+    publisher.rejected("m9")
+    publisher.rejected("m9")
+    publisher.rejected("unheard of")
+    assert len(later.calls) == 1
+    later.run()
+    rounds.end()
+    assert source.asked == ["m9"] and board.room(publisher.slot("m9"))[0] == 4 and not later.calls
+
+
+def test_front_end_that_rejects_has_the_model_looked_at_again(
+    core: StubCore, remote: Remote, wire: Wire, loop: Rounds
+) -> None:
+    core.rooms["identity"] = 0, 1.0
+    assert [ask_in_a_round(wire, loop, infer(ONE)).status for _ in range(2)] == [200, 503]
+    while remote.later.calls:  # which end
+        remote.later.run()
+    core.rooms["identity"] = 1, 1.0  # another model's requests have ended
+    assert ask_in_a_round(wire, loop, infer(ONE)).status == 503
+    while remote.later.calls:
+        remote.later.run()
+    assert ask_in_a_round(wire, loop, infer(ONE)).status == 200
 
 
 def test_frames_are_as_many_as_their_size_needs(monkeypatch: pytest.MonkeyPatch) -> None:

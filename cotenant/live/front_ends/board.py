@@ -6,23 +6,29 @@ Each word has one writer. The server's process writes, by model, how many more r
 publication is known to each, and a room for ten requests is not taken by ten in each process.
 
 A record is written between two increments of its version (a sequence lock); a reader that finds it odd, or changed
-meanwhile, does not reject. Readers run on the processor architectures whose stores other processors see in order, or
-read a record that is torn once in a while: then one request is passed on, or rejected, by an estimate of a moment ago.
+meanwhile, does not reject. A record expires where nothing was sent since: whoever asks first for a model that nobody
+has asked for is passed on, and has it published again. Readers run on the processor architectures whose stores other
+processors see in order, or read a record that is torn once in a while: then one request is passed on, or rejected, by
+an estimate of a moment ago.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 SLOTS = 1000  # models that have a place on the board; requests for further ones are passed on
 MAX_FRONT_ENDS = 64
 UNKNOWN = -1  # room: the server does not say
+FRESH = 0.1  # seconds for which a record holds of a model of which nothing was sent since
 
 _WORD = 8  # bytes
 _HEADER = 8  # words before what belongs to front ends
 _MODELS, _CROWDED = range(2)  # of these
 _OWN = 8  # words of each front end: a cache line
 _FRAMES, _BEAT = range(2)  # of these: frames that the server has taken of it; when it was last alive, in ms
-_RECORD = 4  # words of a model
-_VERSION, _ROOM, _SLACK, _HEARD = range(4)  # of these; `_SLACK` in µs
+_RECORD = 5  # words of a model
+_VERSION, _ROOM, _SLACK, _HEARD, _WHEN = range(5)  # of these; `_SLACK` and `_WHEN` in µs
 
 _FRONT_ENDS = _HEADER
 _SENT = _FRONT_ENDS + MAX_FRONT_ENDS * _OWN
@@ -31,11 +37,12 @@ SIZE = (_RECORDS + SLOTS * _RECORD) * _WORD
 
 
 class Board:
-    """Read and write the board. view: its `SIZE` bytes, 0 at first. count: of front ends."""
+    """Read and write the board. view: its `SIZE` bytes, 0 at first. count: of front ends. clock: the same for all."""
 
-    def __init__(self, view: memoryview, count: int) -> None:
+    def __init__(self, view: memoryview, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._words = view.cast("B").cast("q")
         self._count = count
+        self._clock = clock
 
     @property
     def models(self) -> int:
@@ -64,6 +71,7 @@ class Board:
         words[at + _ROOM] = room
         words[at + _SLACK] = int(slack * 1e6)
         words[at + _HEARD] = heard
+        words[at + _WHEN] = int(self._clock() * 1e6)
         words[at + _VERSION] += 1
 
     def take_frame(self, front_end: int) -> None:
@@ -101,12 +109,14 @@ class Board:
 
     def room(self, slot: int) -> tuple[int, float]:
         """Return how many more requests of one row would be admitted for a model, and how many seconds the first may
-        have lost; UNKNOWN where the server does not say."""
+        have lost; UNKNOWN where the server does not say, or has said so too long ago."""
         words, at = self._words, _RECORDS + slot * _RECORD
         version, room = words[at + _VERSION], words[at + _ROOM]
-        slack, sent = words[at + _SLACK], -words[at + _HEARD]
+        slack, sent, when = words[at + _SLACK], -words[at + _HEARD], words[at + _WHEN]
         if not version or room < 0 or version & 1 or words[at + _VERSION] != version:
             return UNKNOWN, 0.0
         for place in range(_SENT + slot, _SENT + self._count * SLOTS, SLOTS):
             sent += words[place]
+        if sent <= 0 and self._clock() - when / 1e6 > FRESH:
+            return UNKNOWN, 0.0
         return max(0, room - sent), slack / 1e6

@@ -13,7 +13,7 @@ from cotenant.live.front_ends.board import SLOTS, UNKNOWN, Board
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.001  # seconds between two publications
-AGAIN = 0.005  # seconds after which what is crowded is published again, whatever happens: workers may be back
+AGAIN = 0.005  # seconds after which a model is published again whose requests front ends have rejected
 CROWDED = 512  # requests: with less room, front ends look at the board for each
 
 
@@ -24,7 +24,9 @@ class AdmissionSource(Protocol):
 
 
 class AdmissionPublisher:
-    """Keep the board up to date, soon after something has changed. soon, later: see `RemoteCore`."""
+    """Keep the board up to date: each model soon after its requests have changed, or were rejected by front ends, since
+    room may have come from others. What nobody asks for is not looked at, and expires. soon, later: see `RemoteCore`.
+    """
 
     def __init__(
         self,
@@ -45,9 +47,10 @@ class AdmissionPublisher:
         self._heard: Counter[int] = Counter()  # rows, by slot
         self._heard_of: defaultdict[int, Counter[int]] = defaultdict(Counter)  # the same by front end
         self._changed: set[int] = set()
+        self._rejected: set[int] = set()  # slots, to be published again
         self._crowded: set[int] = set()
         self._published = 0.0
-        self._due = self._looking = False
+        self._due = False
 
     def slot(self, model: str) -> int:
         """Return a model's place on the board, -1 where there is none left."""
@@ -82,9 +85,18 @@ class AdmissionPublisher:
             else:
                 self._soon(self._publish)
 
+    def rejected(self, model: str) -> None:
+        """Take note that a front end has rejected requests for a model."""
+        slot = self._slots.get(model)
+        if slot is None:
+            return
+        if not self._rejected:
+            self._later(AGAIN, self._look_again)
+        self._rejected.add(slot)
+
     def _publish(self) -> None:
         self._due = False
-        changed, self._changed = self._changed | self._crowded, set()
+        changed, self._changed = self._changed, set()
         for slot in changed:
             try:
                 room, slack = self._source.room(self._models[slot])
@@ -98,11 +110,8 @@ class AdmissionPublisher:
                 self._crowded.discard(slot)
         self._board.crowd(len(self._crowded))
         self._published = self._clock()
-        if self._crowded and not self._looking:
-            self._looking = True
-            self._later(AGAIN, self._look_again)
 
     def _look_again(self) -> None:
-        self._looking = False
-        for slot in self._crowded:
+        rejected, self._rejected = self._rejected, set()
+        for slot in rejected:
             self.changed(slot)

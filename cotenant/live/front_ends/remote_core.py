@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 4  # frames on their way; what comes meanwhile goes with the next, so that a slow server gets fewer and larger
 RETRY = 0.001  # seconds after which a frame that had to wait is tried again
-COUNTING = 0.02  # seconds for which rejections are collected before they are counted
+COUNTING = 0.005  # seconds for which rejections are collected before the server is told, which then looks at the model
 EARLY = 64  # events that a stream may have before it can be written
 BEAT = 0.25  # seconds between two signs of life
 

@@ -97,6 +97,7 @@ class FrontEndSession:
             case Unread(model, waited):
                 for seconds in waited:
                     self._core.reject_unread(model, seconds)
+                self._publisher.rejected(model)
 
     def taken(self) -> None:
         """Take note that a frame was taken."""
