@@ -504,6 +504,18 @@ def test_server_that_is_behind_counts_as_lag(core: StubCore, remote: Remote, wir
     assert remote.core.lag == 0
 
 
+def test_front_end_goes_on_where_more_frames_were_taken_than_it_has_sent(remote: Remote, wire: Wire) -> None:
+    remote.board.take_frame(0)
+    assert remote.core.lag == 0
+    assert ask(wire, infer(ONE)).status == 200
+    now = monotonic()
+    remote.core._clock = lambda: now + 1
+    remote.busy = True
+    wire.say(infer(ONE))
+    now += 1
+    assert remote.core.lag == 1  # counted aright thereafter
+
+
 def test_link_carries_more_than_its_socket_takes_at_once_and_ends_with_what_is_no_message() -> None:
     async def talk() -> None:
         ours, theirs = socket.socketpair()

@@ -302,9 +302,9 @@ class RemoteCore:
         self._write(frame)
 
     def _note_taken(self) -> None:
-        taken = self._board.frames_taken(self._number)
-        while self._taken < taken:
-            self._taken += 1
+        taken = self._board.frames_taken(self._number) - self._taken
+        self._taken += taken
+        for _ in range(min(taken, len(self._sent))):  # never more than were sent, whatever the board says
             self._sent.popleft()
 
     def _may_send(self) -> bool:
