@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -112,10 +111,12 @@ class Link(Generic[_In]):
         if not self._open:
             return
         if not self._unsent:
-            frame = self._push(frame)
-            if frame:
+            self._unsent = frame
+            self._push()
+            if self._unsent:
                 self._loop.add_writer(self._connection.fileno(), self._write_rest)
-        self._unsent += frame
+        else:
+            self._unsent += frame
 
     @property
     def unsent(self) -> int:
@@ -164,16 +165,16 @@ class Link(Generic[_In]):
             self.close()
             self._lost(reason)
 
-    def _push(self, data: bytearray) -> bytearray:
-        """Return what the socket did not take."""
-        with contextlib.suppress(BlockingIOError):
-            try:
-                return data[self._connection.send(data) :]
-            except (BrokenPipeError, ConnectionResetError):
-                return bytearray()  # the other process has ended, as `receive` will find out
-        return data
+    def _push(self) -> None:
+        """Keep what the socket does not take, without a copy of it: a long rest takes many turns."""
+        try:
+            del self._unsent[: self._connection.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            self._unsent.clear()  # the other process has ended, as `receive` will find out
 
     def _write_rest(self) -> None:
-        self._unsent = self._push(self._unsent)
+        self._push()
         if not self._unsent:
             self._loop.remove_writer(self._connection.fileno())
