@@ -437,8 +437,8 @@ def _http_processes(file: _SettingsFile, place: str) -> int:
         return count
     if file.allow_client_shm:
         raise ConfigError(
-            f"{place}: http_processes: {count} processes would each have regions of their own; set http_processes = 1, or "
-            "allow_client_shm = false"
+            f"{place}: http_processes: {count} processes would each have regions of their own; set http_processes = 1, "
+            "or allow_client_shm = false"
         )
     body, memory = _bytes(file.max_body, f"{place}: max_body"), _bytes(file.max_memory, f"{place}: max_memory")
     if memory // (count + 1) < body:
