@@ -148,14 +148,14 @@ def test_real_prometheus_forgets_what_is_stale(tmp_path: Path) -> None:
             async with scraping(tmp_path, {"server": (target, "server"), "dcgm": (gone, "dcgm")}) as client:
                 known = repository(client, window=2.0)
 
-                async def devices() -> int:
-                    return len((await known.read()).devices)
+                async def all_devices() -> bool:
+                    return len((await known.read()).devices) == 4  # scraped one after the other
 
                 async def only_rates() -> bool:
                     found = await known.read()
                     return not found.devices and found.rates.get("resnet", 0.0) > 0
 
-                assert await eventually(devices) == 4
+                await eventually(all_devices)
                 await node.aclose()
                 await eventually(only_rates)
                 assert (await known.read()).utilisation is None
