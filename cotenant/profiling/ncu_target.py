@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from cotenant.worker.runners import load_runner
-from cotenant.worker.runners.arrays import Array, filled_array
+from cotenant.worker.runners.arrays import Array, filled_inputs
 from cotenant.worker.wire import WorkerModel
 
 
@@ -22,7 +22,7 @@ def run_batches(
     model: WorkerModel, run: Callable[[dict[str, Array]], object], batches: Sequence[int], gpu: CountingTask
 ) -> None:
     for rows in batches:
-        inputs = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
+        inputs = filled_inputs(model, rows)
         run(inputs)
         gpu.start()
         gpu.mark()

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,13 +39,6 @@ from cotenant.worker.wire import LARGE, TensorPart
 from tests.live.remote import Later, Remote
 from tests.live.stub import StubCore
 from tests.live.test_http import ONE, Answer, Wire, ask, infer, request
-
-
-@pytest.fixture
-def core() -> Iterator[StubCore]:
-    core = StubCore()
-    yield core
-    core.arena.close()
 
 
 @pytest.fixture

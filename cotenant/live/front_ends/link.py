@@ -37,7 +37,6 @@ class Outbox:
         self._may_write = may_write
         self._messages: list[object] = []
         self._due = False
-        self.frames = 0
 
     def send(self, message: object) -> None:
         """Send a message with the others of this round."""
@@ -57,7 +56,6 @@ class Outbox:
             return
         messages, self._messages = self._messages, []
         for frame in encode_frames(messages):
-            self.frames += 1
             self._write(frame)
 
 

@@ -108,7 +108,7 @@ class FrontEnds:
         The sockets stay this process's, too: connections that wait for a front end which dies are its successor's.
         """
         if not hasattr(socket, "SO_REUSEPORT"):
-            raise ConfigError("front_ends: this system cannot share a port (SO_REUSEPORT); set front_ends = 1")
+            raise ConfigError("http_processes: this system cannot share a port (SO_REUSEPORT); set http_processes = 1")
         try:
             if port:  # held by somebody else, it would be shared with them, if they are this user's
                 for probe in await listening_sockets(host, port):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from cotenant.errors import ModelError
-from cotenant.worker.runners.arrays import Array, filled_array, one_line
+from cotenant.worker.runners.arrays import Array, filled_inputs, one_line
 from cotenant.worker.wire import WorkerModel, aligned
 
 
@@ -94,9 +94,7 @@ def warm_up(runner: Runner, times: int) -> list[tuple[str, Array]]:
     for rows in dict.fromkeys((model.max_batch, 1) if model.batched and not runner.warmed else (1,)):
         for _ in range(times):
             try:
-                outputs = runner.run(
-                    {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-                )
+                outputs = runner.run(filled_inputs(model, rows))
             except (ModelError, MemoryError) as error:
                 raise ModelError(f"model {model.name!r} cannot run a batch of {rows}: {one_line(error)}") from None
     return outputs

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.tensor import DTYPES, TensorSpec
+from cotenant.worker.wire import WorkerModel
 
 Array = NDArray[Any]
 
@@ -21,6 +22,11 @@ def filled_array(spec: TensorSpec, rows: int, value: int, *, batched: bool) -> A
     if spec.datatype == "BYTES":
         return np.full(shape, str(value), object)
     return np.full(shape, value, DTYPES[spec.datatype])
+
+
+def filled_inputs(model: WorkerModel, rows: int) -> dict[str, Array]:
+    """Return the inputs of a batch of ones, by name."""
+    return {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
 
 
 _NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())}

@@ -29,7 +29,7 @@ from cotenant.core.tensor import TensorSpec
 from cotenant.errors import DeviceError, ModelError
 from cotenant.worker.python_model import line_of
 from cotenant.worker.runners import warm_up
-from cotenant.worker.runners.arrays import Array, filled_array, one_line
+from cotenant.worker.runners.arrays import Array, filled_inputs, one_line
 from cotenant.worker.runners.torch_device import CpuDevice, CudaDevice, TorchDevice
 from cotenant.worker.wire import WorkerModel
 
@@ -101,6 +101,8 @@ def _load_torchscript(model: WorkerModel, device: torch.device) -> Module:
             warnings.simplefilter("ignore")  # later versions warn that torch.export replaces TorchScript
             module: Any = torch.jit.load(model.path, map_location=device)
         _move_constants(module, device)
+        if _keeps_state(module):
+            _never_captured.add(module)
         module.train(model.gradients)
     except torch.OutOfMemoryError:
         raise
@@ -236,8 +238,6 @@ class Torch:
         self._graphs: dict[int, _Graph] = {}  # by rows
         self._sizes: list[int] = []  # theirs, in order
         self._tried: set[int] = set()  # sizes whose capture was tried
-        if not model.must_capture and _keeps_state(module):
-            _never_captured.add(module)
         self._weights = _weight_bytes(module) if place.device.type != "cpu" else 0
         batch_memory = _batch_memory.setdefault(module, {})
         self.warmed = model.max_batch in batch_memory
@@ -394,8 +394,7 @@ class Torch:
     def _run_ones(self, rows: int) -> None:
         """Run a batch of that size. Raises ModelError if the model rejects it."""
         self._met_sizes().add(rows)
-        batched = self.model.batched
-        self.run({spec.name: filled_array(spec, rows, 1, batched=batched) for spec in self.model.inputs})
+        self.run(filled_inputs(self.model, rows))
 
     def _capture_graphs(self) -> None:
         """Capture CUDA graphs, of a model that need not be captured as far as the time allows.
@@ -459,8 +458,7 @@ class Torch:
         model = self.model
         with self._mode():
             with self._place.scope():
-                ones = {spec.name: filled_array(spec, rows, 1, batched=model.batched) for spec in model.inputs}
-                given = {name: self._given(name, array) for name, array in ones.items()}
+                given = {name: self._given(name, array) for name, array in filled_inputs(model, rows).items()}
             self._place.wait()
             self._joined.clear()
             runs = 1 if self._graphs else WARMUP_BATCHES
@@ -497,10 +495,9 @@ class _Graph:
         return self._outputs if rows is None else [(spec, value[:rows]) for spec, value in self._outputs]
 
 
-def _keeps_state(module: Module) -> bool:
+def _keeps_state(module: Any) -> bool:
     """Tell whether a scripted module changes attributes as it runs, on the host."""
-    parts = module.modules() if isinstance(module, torch.jit.ScriptModule) else ()
-    return any(graph.findAllNodes("prim::SetAttr") for part in parts if (graph := _graph_of(part)) is not None)
+    return any(graph.findAllNodes("prim::SetAttr") for graph in map(_graph_of, module.modules()) if graph is not None)
 
 
 def _graph_of(part: Any) -> Any:
