@@ -54,6 +54,21 @@ def restore_priority(parent: int) -> None:
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, parent))
 
 
+def lower_session(pid: int) -> bool:
+    """Give the session of a process the lowest priority among sessions; return whether that is done.
+
+    Linux may share processors out over sessions first (`sched_autogroup`). Priorities of threads, SCHED_IDLE included,
+    count only within one then.
+    """
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST_PRIORITY))
+    except FileNotFoundError:  # there are no such groups, or it has ended
+        return True
+    except OSError:  # unprivileged callers may do it ten times a second
+        return False
+    return True
+
+
 @functools.cache
 def _priority_may_return() -> bool:
     with ThreadPoolExecutor(1) as thread:  # which ends at the lowest where it may not return from that

@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.core.units import show_memory
-from cotenant.worker.background import LOWEST_PRIORITY
+from cotenant.worker.background import LOWEST_PRIORITY, lower_session
 from cotenant.worker.jobs.messages import (
     PROGRESS,
     SHARE,
@@ -84,6 +84,7 @@ class Shim:
         self._verdict = ""  # why it was killed
         self._told = False
         self._stopped = False
+        self._sessions = {os.getsid(0)}  # whose priority is as it should be
         self._ended = 0.0  # processor seconds of processes that were reaped
         self._report_at = 0.0
         self._read_at = 0.0
@@ -213,11 +214,19 @@ class Shim:
         alive = descendants(os.getpid())
         if len(alive) > MAX_PROCESSES:
             self._verdict = f"it started more than {MAX_PROCESSES} processes"
+        self._lower_sessions(alive)
         limit = self._attempt.memory
         # What processes share since they were forked is counted once, which takes longer to find out.
         if limit is not None and private_memory(alive) > limit and (taken := proportional_memory(alive)) > limit:
             self._verdict = f"it used {show_memory(taken)} of memory and may have {show_memory(limit)}"
         self._send(self._report(self._ended + processor_seconds(alive)))
+
+    def _lower_sessions(self, alive: Iterable[int]) -> None:
+        """Let sessions that processes of the job have made come last, too."""
+        for pid in alive if self._attempt.background else ():
+            with contextlib.suppress(ProcessLookupError):
+                if (session := os.getsid(pid)) not in self._sessions and lower_session(pid):
+                    self._sessions.add(session)
 
     def _report(self, processor: float) -> Report:
         last = self._last
@@ -294,7 +303,7 @@ def _start(attempt: Attempt, printed: int, progress: int, share: int) -> subproc
         stdout=printed,
         stderr=printed,
         pass_fds=(progress, share),
-        start_new_session=True,
+        process_group=0,  # of the server's session: between sessions SCHED_IDLE may not count, see `lower_session`
         preexec_fn=lambda: _confine(attempt),
     )
 

@@ -61,6 +61,35 @@ async def test_job_that_dies_by_a_signal_says_which(tmp_path: Path) -> None:
 
 
 @in_loop
+async def test_job_is_of_the_servers_session_so_that_its_priority_counts(tmp_path: Path) -> None:
+    """Where the kernel shares processors out over sessions first, SCHED_IDLE counts only within one."""
+    job = Watched(tmp_path, "say('pid', os.getpid())\n" + FOREVER, background=True)
+    job.process.grant(1000, None)
+    pid = int(await job.said("pid"))
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) == pid
+    job.process.kill("enough")
+    await job.ended()
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not schedule sessions")
+@in_loop
+async def test_session_that_a_job_makes_comes_last(tmp_path: Path) -> None:
+    program = """
+    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
+    say('child', child.pid)
+    while True: time.sleep(0.01)
+    """
+    job = Watched(tmp_path, program, background=True)
+    job.process.grant(1000, None)
+    group = Path(f"/proc/{await job.said('child')}/autogroup")
+    await until(lambda: group.read_text().endswith("nice 19\n"))
+    assert not Path("/proc/self/autogroup").read_text().endswith("nice 19\n")
+    job.process.kill("enough")
+    await job.ended()
+
+
+@in_loop
 async def test_program_that_is_not_there_is_hopeless(tmp_path: Path) -> None:
     job = Watched(tmp_path, argv=("/no/such/program",))
     end = await job.ended()
