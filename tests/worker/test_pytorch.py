@@ -26,10 +26,11 @@ from cotenant.core.tensor import DTYPES, TensorSpec
 from cotenant.errors import DeviceError, ModelError
 from cotenant.worker import runners
 from cotenant.worker.batch import BatchBuilder
-from cotenant.worker.runners import Runner, pytorch
+from cotenant.worker.runners import Runner, torch_modules
 from cotenant.worker.runners.arrays import Array, datatype
-from cotenant.worker.runners.pytorch import Torch, load_model
+from cotenant.worker.runners.pytorch import Torch
 from cotenant.worker.runners.torch_device import CpuDevice
+from cotenant.worker.runners.torch_modules import load_model
 from cotenant.worker.wire import TensorPart, WorkerModel
 from tests.worker import modules
 
@@ -267,9 +268,9 @@ def test_pytorch_weights_out_of_memory_are_reported_as_such(
 
 
 @pytest.fixture(autouse=True)
-def never_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_never_captured() -> None:
     """Forget what other tests could not capture of the same module."""
-    monkeypatch.setattr(pytorch, "_never_captured", weakref.WeakSet())
+    torch_modules.never_captured.clear()
 
 
 class Recorder(CpuDevice):
@@ -562,7 +563,9 @@ def test_pytorch_traced_module_computes_shapes_on_the_host(tmp_path: Path, monke
         warnings.simplefilter("ignore")
         torch.jit.trace(torch.nn.Sequential(Shaped()), torch.ones(2, 2)).save(str(path))
     y = (TensorSpec("y", "FP32", (-1, 2)),)
-    monkeypatch.setattr(pytorch, "_on_host", lambda value: torch.zeros((), dtype=value.dtype))  # meta has no values
+    monkeypatch.setattr(
+        torch_modules, "_on_host", lambda value: torch.zeros((), dtype=value.dtype)
+    )  # meta has no values
     module: Any = load_model(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
     assert module(torch.ones(3, 2, device="meta")).shape == (3, 2)
 

@@ -1,25 +1,15 @@
-"""Run PyTorch models: TorchScript, `torch.export`, or a Python file that builds a module.
-
-A process loads the weights of a model once per device; all its lanes run that module, each on its own stream. A module
-that trains is not shared: each lane has its own.
-"""
+"""Run PyTorch modules on the CPU or a GPU, there as CUDA graphs where they can be captured."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-import importlib.util
-import inspect
 import mmap
-import re
-import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,10 +17,10 @@ import torch
 
 from cotenant.core.tensor import TensorSpec
 from cotenant.errors import DeviceError, ModelError
-from cotenant.worker.python_model import line_of
 from cotenant.worker.runners import warm_up
-from cotenant.worker.runners.arrays import Array, filled_inputs, one_line
+from cotenant.worker.runners.arrays import Array, filled_inputs
 from cotenant.worker.runners.torch_device import CpuDevice, CudaDevice, TorchDevice
+from cotenant.worker.runners.torch_modules import Module, arguments, brief, load_model, never_captured
 from cotenant.worker.wire import WorkerModel
 
 TYPES = {
@@ -41,18 +31,10 @@ TYPES = {
 WARMUP_BATCHES = 3  # until libraries have chosen kernels and filled their caches
 SIZES_SECONDS = 1.0  # for batches of sizes that a thread has not run yet, before a lane serves
 GRAPHS_SECONDS = 3.0  # for capturing a model that need not be captured
-# Operators that take a number from the host beside a tensor of the device.
-ARITHMETIC = {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::floor_divide", "aten::remainder"}
-
-Module = Callable[..., Any]
-
-_modules: weakref.WeakValueDictionary[tuple[str, int, str], Any] = weakref.WeakValueDictionary()
 # By module and batch size, the device bytes that a batch of that size takes.
 _batch_memory: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 # Staging memory of batches that broke their device: to free it is to ask the device, which aborts the process.
 _lost: list[object] = []
-_never_captured: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that cannot be, or gain nothing from it
-_loading = threading.Lock()
 _met = threading.local()  # sizes: those that a thread has run, by module
 
 
@@ -64,160 +46,6 @@ def import_torch(
     torch.set_num_threads(threads)
     place = CpuDevice() if stream is None else CudaDevice(stream, memory)
     return Torch(model, place, load_model(model, place.device), serve_first=serve_first)
-
-
-def load_model(model: WorkerModel, device: torch.device) -> Module:
-    """Return the model's module on a device: one per file and device while in use, but a new one for each training
-    lane.
-
-    Raises ModelError for a file that cannot be loaded.
-    """
-    load = {"pytorch_libtorch": _load_torchscript, "pytorch_export": _load_export, "pytorch_module": _load_python}[
-        model.platform
-    ]
-    try:
-        key = (model.path, Path(model.path).stat().st_mtime_ns, str(device))
-    except OSError as error:
-        raise ModelError(f"{model.path}: PyTorch cannot load it: {error.strerror}") from None
-    with _loading:
-        module = None if model.gradients else _modules.get(key)
-        if module is None:
-            try:
-                module = load(model, device)
-            except torch.OutOfMemoryError as error:
-                raise ModelError(f"{model.path}: no device memory for its weights: {_brief(error)}") from None
-            if device.type == "cuda":
-                torch.cuda.current_stream(
-                    device
-                ).synchronize()  # the weights must be there before any stream reads them
-            if not model.gradients:
-                _modules[key] = module
-    return module
-
-
-def _load_torchscript(model: WorkerModel, device: torch.device) -> Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # later versions warn that torch.export replaces TorchScript
-            module: Any = torch.jit.load(model.path, map_location=device)
-        _move_constants(module, device)
-        if _keeps_state(module):
-            _never_captured.add(module)
-        module.train(model.gradients)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"{model.path}: PyTorch {torch.__version__} finds no TorchScript in it: {_brief(error)}; "
-            "save it with torch.jit.save"
-        ) from None
-    return module  # type: ignore[no-any-return]
-
-
-def _move_constants(module: Any, device: torch.device) -> None:
-    """Put the constants of traced graphs where they belong.
-
-    Tensors that a graph creates must be on the device, since PyTorch moves weights only. Integers that it computes
-    shapes with must be on the host, where PyTorch moves them from: each would make the host wait for the device, which
-    a CUDA graph cannot hold.
-    """
-    for part in module.modules():
-        graph = _graph_of(part)
-        for node in () if graph is None else graph.findAllNodes("prim::Constant"):
-            kind = node.output().type().kind()
-            if kind == "DeviceObjType":
-                node.s_("value", str(device))
-            elif kind == "TensorType" and _is_for_shapes(node):
-                value = node.t("value")
-                if not value.dim() and not value.is_floating_point():
-                    node.t_("value", _on_host(value))
-
-
-def _is_for_shapes(node: Any) -> bool:
-    """Tell whether what a node of a graph computes ends in integers of the host."""
-    users = [use.user for use in node.output().uses()]
-    return all(user.kind() == "aten::Int" or (user.kind() in ARITHMETIC and _is_for_shapes(user)) for user in users)
-
-
-def _on_host(value: torch.Tensor) -> torch.Tensor:
-    return value.cpu()
-
-
-def _load_export(model: WorkerModel, device: torch.device) -> Module:
-    from torch.export.passes import move_to_device_pass
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about its own handling of the file's memory
-            program = torch.export.load(model.path)
-        return _ExportedModule((program if device.type == "cpu" else move_to_device_pass(program, device)).module())
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 for a file of another version it raises anything
-        raise ModelError(
-            f"{model.path}: PyTorch {torch.__version__} cannot load what torch.export saved: {_brief(error)}; "
-            "export it again with this version"
-        ) from None
-
-
-class _ExportedModule(torch.nn.Module):
-    """Hold an exported program whose weights are freed with it; PyTorch's own module is in reference cycles."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        weakref.finalize(self, _free_weights, module).atexit = False
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.module(*inputs)
-
-
-def _free_weights(module: torch.nn.Module) -> None:
-    for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.data.new_empty(0)
-
-
-def _load_python(model: WorkerModel, device: torch.device) -> Module:
-    """Build the module with the file's function `model()`, or else with its only module class."""
-    path = Path(model.path)
-    name = "_model_" + re.sub(r"\W", "_", model.name)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    source = importlib.util.module_from_spec(spec)
-    sys.modules[name] = source  # dataclasses look themselves up there
-    try:
-        spec.loader.exec_module(source)
-        module = _module_factory(source, path)()
-        if not isinstance(module, torch.nn.Module):
-            raise TypeError(f"it returns a {type(module).__name__}; return a torch.nn.Module")
-        return module.to(device).train(model.gradients)
-    except (ModelError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001 user code
-        raise ModelError(f"{path}{line_of(path, error)}: {type(error).__name__}: {_brief(error)}") from None
-
-
-def _module_factory(source: object, path: Path) -> Callable[[], Any]:
-    names = vars(source)
-    if callable(names.get("model")):
-        return names["model"]  # type: ignore[no-any-return]
-    classes = [
-        value
-        for value in names.values()
-        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == source.__name__  # type: ignore[attr-defined]
-    ]
-    if len(classes) != 1:
-        raise ModelError(f"{path}: it builds no model; define `def model() -> torch.nn.Module`")
-    (module_class,) = classes
-    weights = path.with_name("model.pt")  # where Triton keeps them
-
-    def build() -> torch.nn.Module:
-        module: torch.nn.Module = module_class()
-        if weights.exists():
-            module.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        return module
-
-    return build
 
 
 class Torch:
@@ -233,7 +61,7 @@ class Torch:
         self._module = module
         self._inputs = {spec.name: spec for spec in model.inputs}
         self._first = model.inputs[0].name if model.inputs else ""
-        self._by_name = set(self._inputs) <= _arguments(module)
+        self._by_name = set(self._inputs) <= arguments(module)
         self._joined: dict[str, tuple[Array, Sequence[torch.Tensor]]] = {}  # by input: what stands for it, and its rows
         self._graphs: dict[int, _Graph] = {}  # by rows
         self._sizes: list[int] = []  # theirs, in order
@@ -266,7 +94,7 @@ class Torch:
         try:
             tensor = self._place.stage(shape, TYPES[self._inputs[name].datatype])
         except RuntimeError as error:
-            raise ModelError(f"no memory for copies of {name!r}: {_brief(error)}") from None
+            raise ModelError(f"no memory for copies of {name!r}: {brief(error)}") from None
         array = _array(tensor)
         if len(parts) > 1:
             np.concatenate(parts, out=array)
@@ -291,12 +119,12 @@ class Torch:
         except ModelError:
             raise
         except torch.OutOfMemoryError as error:
-            raise ModelError(f"no device memory for this batch: {_brief(error)}") from None
+            raise ModelError(f"no device memory for this batch: {brief(error)}") from None
         except Exception as error:  # noqa: BLE001 user code
             if reason := self._place.broken():
                 _lost.append(dict(self._joined))
-                raise DeviceError(f"model {self.model.name!r} corrupted its CUDA context: {_brief(reason)}") from None
-            raise ModelError(_brief(error) or type(error).__name__) from None
+                raise DeviceError(f"model {self.model.name!r} corrupted its CUDA context: {brief(reason)}") from None
+            raise ModelError(brief(error) or type(error).__name__) from None
         finally:
             self._joined.clear()
         return [(spec.name, _array(value)) for spec, value in copied]
@@ -419,7 +247,7 @@ class Torch:
         except Exception as error:  # noqa: BLE001 user code
             if self.model.must_capture:
                 raise ModelError(
-                    f"{self.model.path}: a batch of {rows} cannot be captured as a CUDA graph: {_brief(error)}; "
+                    f"{self.model.path}: a batch of {rows} cannot be captured as a CUDA graph: {brief(error)}; "
                     "remove `optimization { cuda { graphs } }` from config.pbtxt"
                 ) from None
             # It rejects this size, or there is no memory for it now: others may be captured.
@@ -435,7 +263,7 @@ class Torch:
     def _give_up_graphs(self) -> None:
         self._graphs.clear()
         self._sizes.clear()
-        _never_captured.add(self._module)
+        never_captured.add(self._module)
 
     def _to_capture(self) -> list[tuple[int, int]]:
         """Return the sizes that are still to be captured, each with the fewest rows that are padded to it.
@@ -446,7 +274,7 @@ class Torch:
         model = self.model
         if not model.graphs or any(-1 in spec.shape[model.batched :] for spec in model.inputs):
             return []
-        if not model.must_capture and self._module in _never_captured:
+        if not model.must_capture and self._module in never_captured:
             return []
         sizes = {min(size, model.max_batch): lowest for size, lowest in sorted(model.graphs, reverse=True)}
         fitting = sorted((rows, lowest) for rows, lowest in sizes.items() if lowest <= rows)
@@ -495,29 +323,6 @@ class _Graph:
         return self._outputs if rows is None else [(spec, value[:rows]) for spec, value in self._outputs]
 
 
-def _keeps_state(module: Any) -> bool:
-    """Tell whether a scripted module changes attributes as it runs, on the host."""
-    return any(graph.findAllNodes("prim::SetAttr") for graph in map(_graph_of, module.modules()) if graph is not None)
-
-
-def _graph_of(part: Any) -> Any:
-    """Return the graph of a part of a scripted module; None for a container, which computes nothing."""
-    try:
-        return part.graph
-    except (AttributeError, RuntimeError):  # releases of PyTorch say it differently
-        return None
-
-
-def _arguments(module: Module) -> set[str]:
-    """Return the names of keyword inputs; none if inputs are positional only."""
-    forward: Any = getattr(module, "forward", module)
-    if isinstance(module, torch.jit.ScriptModule):
-        return {argument.name for argument in forward.schema.arguments}
-    if isinstance(module, _ExportedModule):
-        return set()
-    return set(inspect.signature(forward).parameters)
-
-
 def _weight_bytes(module: Module) -> int:
     assert isinstance(module, torch.nn.Module)
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
@@ -531,8 +336,3 @@ def _array(host: torch.Tensor) -> Array:
 def _tensor(array: Array, dtype: torch.dtype) -> torch.Tensor:
     """View a numpy array as a host tensor."""
     return torch.from_numpy(array).view(dtype)
-
-
-def _brief(error: object) -> str:
-    """Return the first line of a message, without the advice on debugging CUDA that follows."""
-    return one_line(Exception(next(iter(str(error).strip().splitlines()), "")))
