@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from cotenant.errors import ModelError
 from cotenant.worker import runners
 from cotenant.worker.batch import BatchBuilder
 from cotenant.worker.runners import Runner
-from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings
+from cotenant.worker.runners.arrays import Array, datatype, decode_strings, encode_strings, filled_inputs
 from cotenant.worker.wire import LARGE, TensorPart, WorkerModel, aligned
 from tests.worker import graphs
 
@@ -176,6 +178,18 @@ def test_load_runner_of_a_model_that_fails_its_warmup_raises(folder: Path) -> No
     wrong = WorkerModel(name="m", path=model.path, max_batch=4, inputs=(TensorSpec("x", "FP32", (-1, 7)),))
     with pytest.raises(ModelError, match=r"^model 'm' cannot run a batch of 4: Got invalid dimensions for input: x"):
         load(wrong)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+def test_batches_of_a_worker_that_is_ready_need_no_memory_that_the_warm_up_has_not_touched(folder: Path) -> None:
+    """A worker that takes over serves its first batches as fast as those after."""
+    model = graphs.convolutions(folder / "convolutions.onnx", layers=2)  # 16 MiB of activations
+    runner = load(model)
+    inputs = filled_inputs(model, model.max_batch)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(2):
+        runner.run(inputs)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 500
 
 
 def test_fake_runner_repeats_matching_inputs_and_fills_the_rest(memory: mmap.mmap) -> None:

@@ -77,6 +77,9 @@ def _options(threads: int, **entries: str) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # errors are raised anyway
+    # With memory patterns the second batch of each size moves to one block of its own, which the system has to hand out
+    # page by page, amid serving; without them batches are as fast, in the memory that the warm-up has left.
+    options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for key, value in entries.items():
         options.add_session_config_entry(f"session.{key}", value)
