@@ -30,8 +30,7 @@ class Agent:
         self._server: asyncio.Server | None = None
         self._sessions: set[Session] = set()
         self._owner: Session | None = None
-        self._front_end = ""
-        self._host = ""
+        self._front_end = self._name = self._host = ""  # the owner's: its identity, and what it calls this node
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -73,7 +72,7 @@ class Agent:
             return
         session.connected()
 
-    def _claim(self, session: Session, front_end: str, host: str) -> None:
+    def _claim(self, session: Session, front_end: str, name: str, host: str) -> None:
         owner = self._owner
         if owner is not None:
             if owner.link.is_over:
@@ -83,9 +82,14 @@ class Agent:
                     f"front end {self._host} has this node, until it has been silent for {SILENCE:g} s: a node serves"
                     " one front end at a time"
                 )
+            if name != self._name:
+                raise BusyError(
+                    f"this front end has this node already, as {self._name}: {name} is the same under another address;"
+                    " remove one of the two"
+                )
             owner.link.abort("its front end has connected anew")
             raise BusyError("the session before this one is still ending; try again")
-        self._owner, self._front_end, self._host = session, front_end, host
+        self._owner, self._front_end, self._name, self._host = session, front_end, name, host
 
     def _ended(self, session: Session) -> None:
         self._sessions.discard(session)

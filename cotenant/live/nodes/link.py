@@ -54,6 +54,7 @@ _from_node = msgspec.msgpack.Decoder(FromNode, dec_hook=_identity)
 _to_node = msgspec.msgpack.Decoder(ToNode, dec_hook=_identity)
 
 Body = memoryview | None
+_CONTROL = (Ping, Pong, Goodbye)  # what links say to each other
 
 
 class Receiver:
@@ -78,12 +79,15 @@ class Link(asyncio.BufferedProtocol):
         self.receiver = receiver
         self.begun = False  # the session has: from now on frames may be large
         self.reason = ""  # why it is over
+        self.dismissed = False  # the peer has ended it, and said why
+        self.round_trip = 0.0  # seconds that a message takes to the peer and back; 0 where that is not known
         self._at_node = at_node
         self._decoder: Any = _to_node if at_node else _from_node
         self._allocate = allocate
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(_BUFFER)
+        self._view = memoryview(self._buffer)
         self._start = self._end = 0
         self._head: bytes | None = None  # of the frame whose body is being received
         self._body: memoryview | None = None
@@ -118,7 +122,7 @@ class Link(asyncio.BufferedProtocol):
             self._start = self._end = 0  # nobody looks at what still comes
         if self._body is not None:
             return self._body[self._filled :]
-        return memoryview(self._buffer)[self._end :]
+        return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = self._loop.time()
@@ -176,13 +180,15 @@ class Link(asyncio.BufferedProtocol):
             self._make_room(_PREFIX.size + head_size)
             return False
         start = self._start + _PREFIX.size
-        head = bytes(memoryview(self._buffer)[start : start + head_size])
-        self._start = start + head_size
+        end = self._start = start + head_size
+        head = bytes(self._view[start:end])
         if body_size:
             self._begin_body(head, body_size)
-        else:
-            self._deliver(head, None, None)
-        return True
+            return True
+        if all_taken := end == self._end and len(self._buffer) == _BUFFER:
+            self._start = self._end = 0
+        self._deliver(head, None, None)
+        return not all_taken
 
     def _check(self, magic: bytes, head: int, body: int) -> None:
         if magic != MAGIC:
@@ -198,21 +204,28 @@ class Link(asyncio.BufferedProtocol):
         block = self._allocate(size)
         body = memoryview(bytearray(size)) if block is None else block.view
         have = min(size, self._end - self._start)
-        body[:have] = memoryview(self._buffer)[self._start : self._start + have]
+        body[:have] = self._view[self._start : self._start + have]
         self._start += have
         self._head, self._body, self._block, self._filled = head, body, block, have
 
     def _make_room(self, size: int) -> None:
         """Move what is pending to the front of a buffer that holds a frame's head."""
         capacity = max(size, _BUFFER)
-        rest = bytes(memoryview(self._buffer)[self._start : self._end])
+        rest = bytes(self._view[self._start : self._end])
         if len(self._buffer) != capacity:
             self._buffer = bytearray(capacity)
-        self._buffer[: len(rest)] = rest
+            self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)
 
     def _deliver(self, head: bytes, body: memoryview | None, block: Block | None) -> None:
         message = self._decoder.decode(head)
+        if isinstance(message, _CONTROL):
+            self._control(message)
+        else:
+            self.receiver.received(self, message, body, block)
+
+    def _control(self, message: Ping | Pong | Goodbye) -> None:
         match message:
             case Ping(number):
                 if self._waiting() <= WRITE_LIMIT:  # else the peer does not read, or hears what is being sent
@@ -222,11 +235,10 @@ class Link(asyncio.BufferedProtocol):
                 if sent is None:
                     raise NodeError("it answered a ping that it was not sent")
                 self._round_trips.append(time.monotonic() - sent)
-            case Goodbye():
-                self.receiver.received(self, message, None, None)
-                self.abort(message.reason)
-            case _:
-                self.receiver.received(self, message, body, block)
+                self.round_trip = statistics.median(self._round_trips)
+            case Goodbye(reason):
+                self.dismissed = True
+                self.abort(reason)
 
     def send(self, message: Message, body: Sequence[bytes | bytearray | memoryview] = ()) -> None:
         """Send a message, and the bytes of its body from where they lie. They must not change until they are sent."""
@@ -252,11 +264,6 @@ class Link(asyncio.BufferedProtocol):
         return "?" if not name else f"{name[0]}:{name[1]}"
 
     # Heartbeats
-
-    @property
-    def round_trip(self) -> float:
-        """Return the seconds that a message takes to the peer and back; 0 where that is not known."""
-        return statistics.median(self._round_trips) if self._round_trips else 0.0
 
     def _schedule(self) -> None:
         self._due = self._loop.time() + PING_INTERVAL

@@ -17,7 +17,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.worker.wire import TensorPart, Timing, WorkerModel
 
-PROTOCOL = 1  # changes with anything in this file, and with what it refers to
+PROTOCOL = 2  # changes with anything in this file, and with what it refers to
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -28,12 +28,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class Hello(_Message, frozen=True):
-    """Begin. version: of the program, for people. front_end: one random text for each process. host: where that runs,
-    for people. nonce: random."""
+    """Begin. version: of the program, for people. front_end: one random text for each process. node: what it calls the
+    node. host: where it runs, for people. nonce: random."""
 
     protocol: int
     version: str
     front_end: str
+    node: str
     host: str
     nonce: bytes
 

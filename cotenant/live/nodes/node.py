@@ -26,7 +26,6 @@ from cotenant.live.nodes.link import Body, Link, Receiver
 from cotenant.live.nodes.messages import (
     PROTOCOL,
     Challenge,
-    Goodbye,
     Hello,
     Message,
     ModelState,
@@ -179,7 +178,7 @@ class Node(Receiver):
                 await loop.create_connection(lambda: link, self._host, self._port, ssl=self._settings.tls)
                 self._nonce, self._challenge = new_nonce(), None
                 host = socket.gethostname()
-                link.send(Hello(PROTOCOL, __version__, FRONT_END, host, self._nonce))
+                link.send(Hello(PROTOCOL, __version__, FRONT_END, self.name, host, self._nonce))
             late = loop.call_later(DIAL_LIMIT, self._give_up, link)
             begun: bool = await over
             return begun
@@ -206,11 +205,10 @@ class Node(Receiver):
     # What it says
 
     def received(self, link: Link, message: Message, body: Body, block: Block | None) -> None:
+        if link is self._link:
+            self._in_session(message, body, block)
+            return
         match message:
-            case Goodbye():
-                pass  # the end of the connection comes with the reason
-            case _ if link is self._link:
-                self._in_session(message, body, block)
             case Challenge() if self._challenge is None:
                 self._prove(link, message)
             case Welcome() if self._challenge is not None:

@@ -23,7 +23,6 @@ from cotenant.live.nodes.messages import (
     Batch,
     Challenge,
     ClosePool,
-    Goodbye,
     Hello,
     Message,
     ModelFile,
@@ -46,7 +45,7 @@ HANDSHAKE = 5.0  # seconds
 OBSERVE = 0.5  # seconds between two readings
 MAX_POOLS = 8
 MAX_INCOMING = 8  # models that are received at once
-MAX_TEXT = 200  # characters of what a front end says of itself
+MAX_TEXT = 256  # characters of what a front end says of itself
 
 
 class NodeOffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +67,12 @@ class BusyError(NodeError):
     """Another front end has the node now."""
 
 
-Claim = Callable[["Session", str, str], None]
+Claim = Callable[["Session", str, str, str], None]
 
 
 class Session(Receiver):
-    """One connection of a front end. claim: takes the node for a front end that has proven itself, given its name and
-    host; raises BusyError where another has it."""
+    """One connection of a front end. claim: takes the node for a front end that has proven itself, given its identity,
+    what it calls the node, and its host; raises BusyError where the node is taken."""
 
     def __init__(self, offer: NodeOffer, tokens: Sequence[str], claim: Claim, ended: Callable[[Session], None]) -> None:
         self._offer = offer
@@ -82,7 +81,7 @@ class Session(Receiver):
         self._ended = ended
         self._hello: Hello | None = None
         self._nonce = new_nonce()
-        self._begun = self._dismissed = False
+        self._begun = False
         self._name = secrets.token_hex(4)
         self._pools: dict[int, SessionPool] = {}
         self._models: dict[bytes, Path] = {}
@@ -114,8 +113,6 @@ class Session(Receiver):
                 self._greet(message)
             case Proof(code) if self._hello is not None:
                 self._welcome(self._hello, code)
-            case Goodbye():
-                pass
             case _:
                 raise NodeError(f"{type(message).__name__} came before the handshake")
 
@@ -125,7 +122,8 @@ class Session(Receiver):
                 f"this node runs Cotenant {__version__} and speaks version {PROTOCOL} of the protocol; the front end"
                 f" runs {hello.version[:MAX_TEXT]} and speaks {hello.protocol}: install the same on both"
             )
-        if len(hello.nonce) != NONCE or not 16 <= len(hello.front_end) <= MAX_TEXT or len(hello.host) > MAX_TEXT:
+        sizes = len(hello.front_end), len(hello.node), len(hello.host)
+        if len(hello.nonce) != NONCE or sizes[0] < 16 or max(sizes) > MAX_TEXT:
             raise NodeError("malformed greeting of the front end")
         self._hello = hello
         self.link.send(Challenge(PROTOCOL, __version__, self._nonce, bool(self._tokens)))
@@ -136,7 +134,7 @@ class Session(Receiver):
             logger.warning("%s does not know the token", self.peer)
             raise NodeError("the front end does not know this node's token; give both the same (cluster.token)")
         try:
-            self._claim(self, hello.front_end, f"{hello.host} ({self.peer})")
+            self._claim(self, hello.front_end, hello.node, f"{hello.host} ({self.peer})")
         except BusyError as error:
             self.link.close(str(error), busy=True)
             return
@@ -179,8 +177,6 @@ class Session(Receiver):
                 if digest not in self._incoming or len(part) > PART:
                     raise NodeError("a part of a model was sent that was not asked for, or a larger one")
                 self._begin_task(digest, self._take(digest, file, offset, part))
-            case Goodbye():
-                self._dismissed = True
             case _:
                 pool = self._pool_of(message)
                 pool.carry_out(message)
@@ -272,7 +268,7 @@ class Session(Receiver):
         if self._timer is not None:
             self._timer.cancel()
         if self._begun:
-            level = logging.INFO if self._dismissed else logging.WARNING
+            level = logging.INFO if link.dismissed else logging.WARNING
             logger.log(level, "session %s with %s is over: %s", self._name, self.peer, reason)
         elif self._hello is not None:
             logger.info("%s was not served: %s", self.peer, reason)

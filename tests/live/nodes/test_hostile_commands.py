@@ -47,11 +47,7 @@ def part(**changes: Any) -> TensorPart:
 async def refused(peer: Peer, message: Message, body: tuple[bytes, ...] = ()) -> str:
     """Send a command; return why the node ends the session."""
     peer.link.send(message, body)
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            said = await peer.said.get()
-            if isinstance(said, messages.Goodbye):
-                return said.reason
+    return await asyncio.wait_for(peer.over, PATIENCE)
 
 
 async def next_of(peer: Peer, kind: type[Any]) -> Any:

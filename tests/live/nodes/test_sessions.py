@@ -202,6 +202,21 @@ def test_second_front_end_is_refused_until_the_first_has_gone(tmp_path: Path, mo
     asyncio.run(scenario())
 
 
+def test_node_that_is_listed_under_two_names_serves_as_the_first(tmp_path: Path) -> None:
+    """Its devices have one owner: were the session handed back and forth, neither would serve."""
+
+    async def scenario() -> None:
+        async with agent_of(Fake(), tmp_path) as agent, nodes_of(agent.address) as nodes:
+            first = await up(nodes)
+            nodes.add("node-b", f"localhost:{agent.port}")
+            await reason(nodes, "this front end has this node already, as node-a", "node-b")
+            assert first.is_up and first.sessions == 1
+            nodes.remove("node-a")
+            await up(nodes, "node-b")
+
+    asyncio.run(scenario())
+
+
 def test_front_end_that_goes_leaves_a_node_that_ends_its_workers_and_waits(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_of(Fake(), tmp_path) as agent:
@@ -331,7 +346,7 @@ async def begun(agent: RunningAgent) -> Peer:
     """A session that a test speaks for."""
     peer = Peer()
     await asyncio.get_running_loop().create_connection(lambda: peer.link, "127.0.0.1", agent.port)
-    peer.link.send(Hello(PROTOCOL, "1", "f" * 16, "here", new_nonce()))
+    peer.link.send(Hello(PROTOCOL, "1", "f" * 16, "node-a", "here", new_nonce()))
     async with asyncio.timeout(PATIENCE):
         assert isinstance(await peer.said.get(), Challenge)
         peer.link.send(Proof(b""))
@@ -344,7 +359,7 @@ def frame(head: bytes, *, magic: bytes = MAGIC, size: int | None = None, body: i
     return _PREFIX.pack(magic, len(head) if size is None else size, body) + head
 
 
-HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "here", bytes(32)))
+HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "node-a", "here", bytes(32)))
 
 
 @pytest.mark.parametrize(
