@@ -1,15 +1,18 @@
 """What does a best-effort job cost what is served beside it, and how much of the idle processor time does it get?
 
-`python -m benchmarks.jobs [--model-repository DIR] [--scales X …] [--seconds S] [--rounds N] [--batch N] [--json]`
+`python -m benchmarks.jobs [--model-repository DIR] [--scales X …] [--seconds S] [--rounds N] [--batch N] [--jobs N]
+[--json]`
 
 The demo's models are served at a part of their planned rates, by Poisson arrivals from a process of its own, in turns
-with and without a job that trains a reader of digits with PyTorch on all processors; both turns of a round get the same
-arrivals, and every other round begins with the job. Of each scale it tells, with 95 % intervals over rounds:
+with and without a job that trains a reader of digits with PyTorch on all processors, or `--jobs` of them, which divide
+the processors; both turns of a round get the same arrivals, and every other round begins with the job. Of each scale it
+tells, with 95 % intervals over rounds:
 
 - *p99*: of each model with the job over without it, the geometric mean over models, weighted by their requests; a model
   of which fewer than 100 requests came in a turn counts by its p50, as the highest of a few says little;
 - *attainment*: with the job less without it, in points;
-- *idle*: the processor seconds of the job, of these and those that nobody used.
+- *idle*: the processor seconds of the job, of these and those that nobody used. Threads of a job that wait for each
+  other use none: `--scales 0.01` shows what it takes where next to nothing is served.
 
 Then all rates double, from 45 % to 90 % of what is planned: after how long the job has nothing any more, until when it
 has used how many processor milliseconds, and the longest batch of the server meanwhile; and how many of the requests
@@ -133,56 +136,68 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    def __init__(self, server: RunningServer, jobs: JobDriver, rates: dict[str, float], batch: int) -> None:
+    """Serve with and without jobs. batch: rows of their steps. together: how many jobs run at a time."""
+
+    def __init__(
+        self, server: RunningServer, jobs: JobDriver, rates: dict[str, float], batch: int, together: int = 1
+    ) -> None:
         self.server = server
         self._jobs = jobs
         self._rows = batch
+        self._together = together
         self._number = 0
         self.rates = rates
         self.batch = max(placed.latency for _, _, placed in server.deployment.plan.placements())
 
     @asynccontextmanager
-    async def job(self) -> AsyncIterator[str]:
+    async def job(self) -> AsyncIterator[list[str]]:
         """Train within the block, from the first step on."""
-        self._number += 1
-        name = f"digits-{self._number}"
+        names = []
+        threads = None if self._together == 1 else max(1, len(available_cores()) // self._together)
         work = Training(source="digits", steps=STEPS, batch=self._rows)
-        self._jobs.feed(JobSubmitted(Job(id=name, name="digits", work=work, retries=0)))
+        for _ in range(self._together):
+            self._number += 1
+            names.append(f"digits-{self._number}")
+            self._jobs.feed(JobSubmitted(Job(id=names[-1], name="digits", work=work, retries=0, threads=threads)))
         deadline = time.monotonic() + START
-        while not self.status(name).progress.steps:
-            if time.monotonic() > deadline or self.status(name).state.ended:
-                sys.exit(f"the job does not run: {self.status(name).reason or self.status(name).state}")
+        while not all(self.status(name).progress.steps for name in names):
+            for status in map(self.status, names):
+                if time.monotonic() > deadline or status.state.ended:
+                    sys.exit(f"the job does not run: {status.reason or status.state}")
             await asyncio.sleep(0.1)
         try:
-            yield name
+            yield names
         finally:
-            self._jobs.feed(JobCancelAsked(name))
-            while not self.status(name).state.ended:
+            for name in names:
+                self._jobs.feed(JobCancelAsked(name))
+            while not all(self.status(name).state.ended for name in names):
                 await asyncio.sleep(0.05)
 
     def status(self, name: str) -> JobStatus:
         return next(status for status in self._jobs.statuses() if status.job.id == name)
 
+    def _taken(self, names: Sequence[str]) -> tuple[float, int]:
+        """Return the share-seconds and the steps of jobs so far."""
+        progress = [self.status(name).progress for name in names]
+        return sum(each.share_seconds for each in progress), sum(each.steps for each in progress)
+
     async def turn(self, scale: float, seconds: float, seed: int, *, job: bool) -> Turn:
         rates = {name: rate * scale for name, rate in self.rates.items()}
         if not job:
             await asyncio.sleep(1.0)
-            return await self._measured("", rates, seconds, seed)
-        async with self.job() as name:
+            return await self._measured((), rates, seconds, seed)
+        async with self.job() as names:
             await asyncio.sleep(1.0)
-            return await self._measured(name, rates, seconds, seed)
+            return await self._measured(names, rates, seconds, seed)
 
-    async def _measured(self, name: str, rates: Mapping[str, float], seconds: float, seed: int) -> Turn:
+    async def _measured(self, names: Sequence[str], rates: Mapping[str, float], seconds: float, seed: int) -> Turn:
         begun, busy = time.monotonic(), busy_seconds()
-        before = self.status(name).progress if name else None
+        spent, steps = self._taken(names)
         end = (await send(self.server.addresses.http, [Segment(seconds, dict(rates))], seed))[-1]
         passed = time.monotonic() - begun
-        idle = passed * len(available_cores()) - (busy_seconds() - busy)
-        if before is None:
-            return Turn(models=end.models, seconds=passed, idle=idle)
-        after = self.status(name).progress
-        spent, steps = after.share_seconds - before.share_seconds, after.steps - before.steps
-        return Turn(models=end.models, seconds=passed, idle=max(idle, 0.0), job=spent, steps=steps)
+        idle = max(passed * len(available_cores()) - (busy_seconds() - busy), 0.0)
+        after = self._taken(names)
+        return Turn(models=end.models, seconds=passed, idle=idle, job=after[0] - spent, steps=after[1] - steps)
 
     async def doubled(self, rounds: int) -> Doubled:
         seconds, used = [], []
@@ -190,8 +205,8 @@ class Bench:
         for seed in range(rounds):
             for with_job in (False, True) if seed % 2 == 0 else (True, False):
                 if with_job:
-                    async with self.job() as name:
-                        watch = asyncio.create_task(self._until_nothing(name))
+                    async with self.job() as names:
+                        watch = asyncio.create_task(self._until_nothing(names))
                         ticks = await self._step_up(seed)
                         watch.cancel()
                         after, spent = await watch  # which answers also when it is cancelled
@@ -210,7 +225,7 @@ class Bench:
         high = {name: rate * 0.9 for name, rate in self.rates.items()}
         return await send(self.server.addresses.http, [Segment(BEFORE, low), Segment(AFTER, high)], 2000 + seed)
 
-    async def _until_nothing(self, name: str) -> tuple[float, float]:
+    async def _until_nothing(self, names: Sequence[str]) -> tuple[float, float]:
         """Return how long after the step the job had nothing, and what it used until then; NaN where it kept it."""
         driver = self.server._server._driver
         first = driver.arrived.total()
@@ -219,12 +234,12 @@ class Bench:
         step = time.monotonic() + BEFORE
         try:
             await asyncio.sleep(BEFORE)
-            used = self.status(name).progress.share_seconds
-            while self.status(name).granted:
+            used, _ = self._taken(names)
+            while any(self.status(name).granted for name in names):
                 await asyncio.sleep(POLL)
             after = time.monotonic() - step
             await asyncio.sleep(0.5)  # until it has been reported what it used
-            return after, self.status(name).progress.share_seconds - used
+            return after, self._taken(names)[0] - used
         except asyncio.CancelledError:
             return math.nan, math.nan
 
@@ -312,13 +327,15 @@ async def serving_demo(repository: Path) -> AsyncIterator[tuple[RunningServer, B
         yield server, backend, {name: rate for name in DEMO if (rate := plan.rate(name))}
 
 
-async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int, batch: int) -> Result:
+async def measure(
+    repository: Path, scales: Sequence[float], seconds: float, rounds: int, batch: int, together: int
+) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             serving_demo(repository) as (server, backend, rates),
             running_jobs(server._server, backend, JobScheduler(), Path(folder), grace=5.0) as jobs,
         ):
-            bench = Bench(server, jobs, rates, batch)
+            bench = Bench(server, jobs, rates, batch, together)
             found = []
             for scale in scales:
                 turns: dict[bool, list[Turn]] = {False: [], True: []}
@@ -357,9 +374,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=BATCH, help="rows of a step of the job")
+    parser.add_argument("--jobs", type=int, default=1, help="that run at a time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds, args.batch))
+    result = uvloop.run(measure(args.model_repository, args.scales, args.seconds, args.rounds, args.batch, args.jobs))
     show_result(result, *_lines(result))
 
 
