@@ -49,7 +49,7 @@ async def clustered(settings: Settings, backend: Backend, discovery: Discovery |
             raise ConfigError('backend = "none": this machine gives no device, and no nodes are listed; add [[nodes]]')
         yield backend
         return
-    nodes = Nodes(_dial_settings(settings.cluster))
+    nodes = Nodes(_dial_settings(settings.cluster), backend.hardware_ids())
     try:
         yield Cluster(backend, nodes)
     finally:

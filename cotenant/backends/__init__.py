@@ -67,6 +67,11 @@ class Backend(Protocol):
         """Return a text that changes when the capacity of one device does."""
         ...
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        """Return what names the devices that this backend has to itself among those of all machines, such as the UUIDs
+        of GPUs; () for devices that others may use too."""
+        ...
+
     def with_ceilings(self) -> Backend:
         """Return this backend with shares that are ceilings, which is what profiles are measured on; itself where
         they are."""

@@ -91,6 +91,9 @@ class Cpu:
             return f"CPU limits: cgroup {by}, enforced by the kernel{lent}"
         return f"CPU limits: self-throttling workers, verified by the server{lent}"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return ()
+
     def with_ceilings(self) -> Cpu:
         return self.beside() if self._lend else self
 

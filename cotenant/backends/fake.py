@@ -26,6 +26,9 @@ class Fake:
     def isolation(self) -> str:
         return "no isolation: workers sleep for the profiled time"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return ()
+
     def with_ceilings(self) -> Fake:
         return self
 

@@ -57,6 +57,9 @@ class Green:
     def isolation(self) -> str:
         return "CUDA green contexts: kernels of a partition run on its own SMs; memory and its bandwidth are shared"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return tuple([gpu.uuid for gpu in self._gpus])
+
     def with_ceilings(self) -> Green:
         return self
 

@@ -87,6 +87,9 @@ class Mig:
     def isolation(self) -> str:
         return "MIG instances: SMs, cache and memory separated in hardware"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return ()  # others may have other instances of a GPU; those in use are left out
+
     def with_ceilings(self) -> Mig:
         return self
 

@@ -109,6 +109,9 @@ class Mps:
             return "MPS static partitions: dedicated SMs"
         return "MPS active thread percentage: a cap, not a reservation"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return tuple([device.gpu.uuid for device in self._devices.values()])
+
     def with_ceilings(self) -> Mps:
         return self
 

@@ -23,6 +23,9 @@ class NoDevices:
     def isolation(self) -> str:
         return "no devices of this machine"
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return ()
+
     def with_ceilings(self) -> NoDevices:
         return self
 

@@ -35,6 +35,9 @@ class Cluster:
     def capacity_fingerprint(self) -> str:
         return self.local.capacity_fingerprint()
 
+    def hardware_ids(self) -> tuple[str, ...]:
+        return self.local.hardware_ids()
+
     def with_ceilings(self) -> Cluster:
         return Cluster(self.local.with_ceilings(), self.nodes, ceilings=True)
 

@@ -28,15 +28,19 @@ class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False)
 
 
 class Hello(_Message, frozen=True):
-    """Begin. version: of the program, for people. front_end: one random text for each process. node: what it calls the
-    node. host: where it runs, for people. nonce: random."""
+    """Begin. version: of the program, for people. front_end: one random text for each process. host: where it runs, for
+    people. nonce: random. node: what it calls the node.
+
+    What is added to this and to `Challenge` comes last and has a default: the other end reads it before it knows that
+    the versions differ, which it then says.
+    """
 
     protocol: int
     version: str
     front_end: str
-    node: str
     host: str
     nonce: bytes
+    node: str = ""
 
 
 class Challenge(_Message, frozen=True):
@@ -57,14 +61,15 @@ class Proof(_Message, frozen=True):
 class Welcome(_Message, frozen=True):
     """Begin a session. code: proves that the node knows the token, too; empty where it has none.
 
-    kinds: its devices. divides, isolation, capacity: as of a `Backend`. machine, isolation_of_profiles: what describes
-    its processors, and isolates what is profiled there, for the key of profiles.
+    kinds: its devices. hardware_ids, divides, isolation, capacity: as of a `Backend`. machine, isolation_of_profiles:
+    what describes its processors, and isolates what is profiled there, for the key of profiles.
     """
 
     session: str
     code: bytes
     backend: str
     kinds: tuple[Kind, ...]
+    hardware_ids: tuple[str, ...]
     divides: bool
     isolation: str
     isolation_of_profiles: str

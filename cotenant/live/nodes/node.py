@@ -76,10 +76,17 @@ class NodePool(Protocol):
 
 
 class Node(Receiver):
-    """Hold one node, as the front end sees it. changed: called when a session begins or ends. All methods belong to the
-    event loop."""
+    """Hold one node, as the front end sees it. changed: called when a session begins or ends. owner: returns whose a
+    device is, by its hardware id; empty where it is nobody's but this node's. All methods belong to the event loop."""
 
-    def __init__(self, name: str, address: str, settings: NodeSettings, changed: Callable[[Node], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        settings: NodeSettings,
+        changed: Callable[[Node], None],
+        owner: Callable[[Node, str], str],
+    ) -> None:
         self.name = name
         self.address = address
         self.reason = f"{name} has not answered yet"  # why there is no session
@@ -88,6 +95,7 @@ class Node(Receiver):
         self._host, self._port = split_address(address)
         self._settings = settings
         self._changed = changed
+        self._owner = owner
         self._link: Link | None = None  # of the session
         self._welcome: Welcome | None = None  # of the last session
         self._nonce = b""
@@ -178,7 +186,7 @@ class Node(Receiver):
                 await loop.create_connection(lambda: link, self._host, self._port, ssl=self._settings.tls)
                 self._nonce, self._challenge = new_nonce(), None
                 host = socket.gethostname()
-                link.send(Hello(PROTOCOL, __version__, FRONT_END, self.name, host, self._nonce))
+                link.send(Hello(PROTOCOL, __version__, FRONT_END, host, self._nonce, self.name))
             late = loop.call_later(DIAL_LIMIT, self._give_up, link)
             begun: bool = await over
             return begun
@@ -235,6 +243,12 @@ class Node(Receiver):
         if tokens and known_token(tokens, welcome.code, "node", self._nonce, challenge.nonce) is None:
             raise NodeError("it does not know the token, and so may be anybody")
         check_welcome(welcome)
+        for hardware_id in welcome.hardware_ids:
+            if owner := self._owner(self, hardware_id):
+                raise NodeError(
+                    f"its device {hardware_id} is used by {owner} already; stop one of the two, or give them different"
+                    " devices"
+                )
         link.begun = True
         self._link, self._welcome, self._lost = link, welcome, {}
         self.sessions += 1
@@ -360,7 +374,10 @@ def check_welcome(welcome: Welcome) -> None:
             raise NodeError(f"it says that it has {count} devices of kind {kind.name[:MAX_WORDS]!r} with cuts {cuts}")
         if not 0 <= kind.processors < 1 << 20 or list(kind.in_place) != sorted(set(kind.in_place)):
             raise NodeError(f"it says that kind {kind.name!r} has properties that no device has")
+    if len(welcome.hardware_ids) > MAX_KINDS * MAX_DEVICES:
+        raise NodeError(f"it says that it has {len(welcome.hardware_ids)} devices")
     for words in (
+        *welcome.hardware_ids,
         welcome.session,
         welcome.backend,
         welcome.isolation,

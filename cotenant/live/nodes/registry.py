@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
@@ -23,12 +23,14 @@ class Nodes:
     """Hold the nodes of a front end. All methods belong to the event loop.
 
     on_session: called when a node has answered, for the first time or again, and when one was removed: there may be
-    other devices than before. One that is cut off is no reason: its devices are lost meanwhile.
+    other devices than before. One that is cut off is no reason: its devices are lost meanwhile. own: hardware ids of
+    this machine's devices.
     """
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, own: Collection[str] = ()) -> None:
         self.on_session: Callable[[], None] = lambda: None
         self._settings = settings
+        self._own = frozenset(own)
         self._nodes: dict[str, Node] = {}
         self._removed: dict[str, tuple[DeviceId, ...]] = {}  # devices that plans may still name
         self._arena: Arena | None = None
@@ -45,7 +47,7 @@ class Nodes:
         if known is not None:
             self.remove(name)
         self._removed.pop(name, None)
-        node = self._nodes[name] = Node(name, address, self._settings, self._changed)
+        node = self._nodes[name] = Node(name, address, self._settings, self._changed, self._owner)
         node.arena = self._arena
         node.start()
 
@@ -106,6 +108,15 @@ class Nodes:
         """End all sessions. Harmless where they have ended."""
         self.on_session = lambda: None
         await asyncio.gather(*self._stopping, *(node.stop("the front end stops") for node in self))
+
+    def _owner(self, node: Node, hardware_id: str) -> str:
+        """Return who has a device besides a node: another node that is up, or this server; empty where nobody has."""
+        if hardware_id in self._own:
+            return "this server itself"
+        for other in self:
+            if other is not node and other.is_up and other.welcome and hardware_id in other.welcome.hardware_ids:
+                return other.name
+        return ""
 
     def _changed(self, node: Node) -> None:
         self._heard.set()

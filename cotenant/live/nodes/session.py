@@ -148,6 +148,7 @@ class Session(Receiver):
                 code=b"" if token is None else prove(token, "node", hello.nonce, self._nonce),
                 backend=backend.name,
                 kinds=self._offer.kinds,
+                hardware_ids=backend.hardware_ids(),
                 divides=backend.divides,
                 isolation=backend.isolation(),
                 isolation_of_profiles=backend.with_ceilings().isolation(),

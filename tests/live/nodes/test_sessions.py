@@ -217,6 +217,41 @@ def test_node_that_is_listed_under_two_names_serves_as_the_first(tmp_path: Path)
     asyncio.run(scenario())
 
 
+class Gpu(Fake):
+    """A fake device that two agents of one machine may both offer."""
+
+    def hardware_ids(self) -> tuple[str, ...]:
+        return ("GPU-1",)
+
+
+def test_device_that_two_nodes_claim_is_the_firsts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            agent_of(Gpu(), tmp_path / "a") as one,
+            agent_of(Gpu(), tmp_path / "b") as other,
+            nodes_of(one.address) as nodes,
+        ):
+            first = await up(nodes)
+            nodes.add("node-b", other.address)
+            await reason(nodes, "its device GPU-1 is used by node-a already", "node-b")
+            assert first.is_up and first.sessions == 1
+            nodes.remove("node-a")
+            await up(nodes, "node-b")
+
+    asyncio.run(scenario())
+
+
+def test_device_of_the_server_itself_is_no_nodes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = Nodes(NodeSettings(), ["GPU-1"])
+        async with agent_of(Gpu(), tmp_path) as agent:
+            nodes.add("node-a", agent.address)
+            await reason(nodes, "its device GPU-1 is used by this server itself already")
+            await nodes.close()
+
+    asyncio.run(scenario())
+
+
 def test_front_end_that_goes_leaves_a_node_that_ends_its_workers_and_waits(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with agent_of(Fake(), tmp_path) as agent:
@@ -346,7 +381,7 @@ async def begun(agent: RunningAgent) -> Peer:
     """A session that a test speaks for."""
     peer = Peer()
     await asyncio.get_running_loop().create_connection(lambda: peer.link, "127.0.0.1", agent.port)
-    peer.link.send(Hello(PROTOCOL, "1", "f" * 16, "node-a", "here", new_nonce()))
+    peer.link.send(Hello(PROTOCOL, "1", "f" * 16, "here", new_nonce()))
     async with asyncio.timeout(PATIENCE):
         assert isinstance(await peer.said.get(), Challenge)
         peer.link.send(Proof(b""))
@@ -359,7 +394,7 @@ def frame(head: bytes, *, magic: bytes = MAGIC, size: int | None = None, body: i
     return _PREFIX.pack(magic, len(head) if size is None else size, body) + head
 
 
-HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "node-a", "here", bytes(32)))
+HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "here", bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -372,6 +407,14 @@ HELLO = msgspec.msgpack.encode(Hello(PROTOCOL, "1", "f" * 16, "node-a", "here", 
         (frame(b"\xc1\xff"), "malformed frame"),
         (frame(b"\x91" * 2000), "malformed frame"),
         (frame(msgspec.msgpack.encode(["Hello", 1, 2, 3, 4, 5])), "malformed frame"),
+        (
+            frame(msgspec.msgpack.encode(["Hello", 1, "0", "f" * 16, "here", bytes(32)])),
+            "and speaks 1: install the same",
+        ),
+        (
+            frame(msgspec.msgpack.encode(["Hello", 9, "9", "f" * 16, "here", bytes(32), "a", "b"])),
+            "and speaks 9: install",
+        ),
         (frame(msgspec.msgpack.encode(Ping(1))), None),
         (frame(msgspec.msgpack.encode(Pong(1))), "it answered a ping that it was not sent"),
         (frame(msgspec.msgpack.encode(Proof(b""))), "Proof came before the handshake"),
@@ -464,6 +507,7 @@ def welcome(**changes: Any) -> Welcome:
         "code": b"",
         "backend": "fake",
         "kinds": (Kind(name="fake"),),
+        "hardware_ids": (),
         "divides": True,
         "isolation": "",
         "isolation_of_profiles": "",
@@ -487,6 +531,8 @@ def welcome(**changes: Any) -> Welcome:
         {"kinds": (Kind(name="a", memory=-1),)},
         {"kinds": (Kind(name="a", processors=float("nan")),)},
         {"isolation": "x" * 5000},
+        {"hardware_ids": ("x" * 5000,)},
+        {"hardware_ids": ("x",) * 70_000},
     ],
 )
 def test_devices_that_no_machine_has_are_refused(changes: dict[str, Any]) -> None:
