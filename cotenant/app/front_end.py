@@ -1,7 +1,7 @@
 """Run a front end in a process of its own: `live.front_ends` starts it.
 
 Standard input is the socket to the server's process; the arguments are the descriptor of the arena, the number of front
-ends, and the id of the server's process.
+ends, the id of the server's process, and its version.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import cast
 
 import uvloop
 
+from cotenant import __version__
 from cotenant.app.access import http_tls
 from cotenant.app.log_format import JsonLogFormatter, LogFormatter
 from cotenant.config.settings import AccessSettings
@@ -35,6 +36,11 @@ SWITCH_INTERVAL = 0.001  # seconds for which another thread may block the event 
 
 def main() -> None:
     die_with_parent(int(sys.argv[3]))
+    if sys.argv[4] != __version__:
+        sys.exit(
+            f"this is Cotenant {__version__}, and the server runs {sys.argv[4]}: it was upgraded meanwhile; restart "
+            "the server"
+        )
     sys.setswitchinterval(SWITCH_INTERVAL)
     uvloop.run(_serve(socket.socket(fileno=sys.stdin.fileno()), int(sys.argv[1]), int(sys.argv[2])))
 
@@ -71,9 +77,7 @@ async def _serve(connection: socket.socket, arena: int, count: int) -> None:
         Region(memory, start, start + size, kept=min(KEPT // count, size)),
         everything,
         link.write,
-        soon=loop.call_soon,
-        later=loop.call_later,
-        soon_from_thread=loop.call_soon_threadsafe,
+        loop,
         max_json=setup.limits.json,
     )
     core.receive = link.receive

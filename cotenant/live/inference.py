@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from cotenant.core.tensor import Tensor, total_bytes
-from cotenant.errors import RequestError, UnavailableError
+from cotenant.errors import NotFoundError, RequestError, UnavailableError
 from cotenant.live.deployment import ServableModel, applications_of, serves
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.limits import MAX_AT_ONCE
-from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse
+from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse, check_request
 from cotenant.live.preparation import Preparations
 from cotenant.live.response_cache import Key, ResponseCache, copied, key_of
 from cotenant.live.rollout_driver import RolloutDriver
@@ -132,6 +132,14 @@ class InferenceService:
         return self._submit(request, offered, kept, lost + now - began)
 
     def _submit(self, request: InferRequest, offered: ServableModel, done: Done, lost: float) -> int:
+        """Submit a request that was checked against `offered`, perhaps before a thread prepared it. Raises RequestError
+        where the model has changed meanwhile, and takes it no longer."""
+        current = self._state.deployment.offered.get(request.model)
+        if current is None:
+            raise NotFoundError(f"model '{request.model}' was unloaded before the request was ready")
+        if current is not offered:
+            check_request(current.info, request.inputs, ())
+            offered = current
         info = offered.info
         priority = request.priority if offered.policy is None else offered.policy.priority(request.priority)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -21,44 +22,55 @@ from tests.live.stub import StubCore
 PART = 8 << 20  # bytes
 
 
-def _at_once(call: Callable[..., None], *args: Any) -> None:
-    call(*args)
+class StubLoop:
+    """An event loop whose timers run when the test says so, and its rounds end with each callback, or by `end`, too."""
 
+    def __init__(self, *, ends: bool = True) -> None:
+        self.timers: list[Callable[[], object]] = []
+        self._ends = ends
+        self._soon: list[Callable[[], object]] = []
 
-class Later:
-    """Timers that run when the test says so."""
+    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> None:
+        if self._ends:
+            callback(*args)
+        else:
+            self._soon.append(partial(callback, *args))
 
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], None]] = []
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> None:
+        callback(*args)
 
-    def __call__(self, seconds: float, call: Callable[[], None]) -> None:
-        self.calls.append(call)
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> None:
+        self.timers.append(partial(callback, *args))
 
-    def run(self) -> None:
-        calls, self.calls = self.calls, []
-        for call in calls:
+    def run_timers(self) -> None:
+        timers, self.timers = self.timers, []
+        for call in timers:
             call()
+
+    def end(self) -> None:
+        while self._soon:
+            self._soon.pop(0)()
 
 
 class Remote:
-    """A front end before a core of the server's process. server: serves HTTP. soon: calls back at the end of a round;
-    by default a round has one message. later: timers of both. frames: that the server's process has taken, and sent.
+    """A front end before a core of the server's process. server: serves HTTP. loop: of both; by default
+    a round has one message. frames: that the server's process has taken, and sent.
     busy: what comes to it waits for `go_on`."""
 
-    def __init__(self, core: StubCore, *, soon: Callable[..., Any] = _at_once, **options: Any) -> None:
+    def __init__(self, core: StubCore, *, loop: StubLoop | None = None, **options: Any) -> None:
         self.arena = core.arena
         board = self.arena.parts.allocate(SIZE)
         part = self.arena.parts.allocate(PART)
         assert board is not None and part is not None
         self.part = part
-        self.later = Later()
+        self.loop = loop = loop or StubLoop()
         self.board = Board(board.view, 2, clock=lambda: 0.0)
         self.frames = [0, 0]
         self.busy = False
         self._kept: list[bytes] = []
         self.own = HttpServer(core, **options)
         core.changed.append(self.board.change_models)
-        self.publisher = AdmissionPublisher(core, self.board, soon=soon, later=self.later)
+        self.publisher = AdmissionPublisher(core, self.board, loop=loop)
         self.session = FrontEndSession(
             0,
             core,
@@ -67,8 +79,7 @@ class Remote:
             self.publisher,
             part,
             self._to_front_end,
-            soon=soon,
-            soon_from_thread=_at_once,
+            loop,
         )
         memory = cast(Any, self.arena)._memory
         self.region = Region(memory, part.offset, part.offset + part.size, kept=0)
@@ -78,9 +89,7 @@ class Remote:
             self.region,
             Block(0, self.arena.size, memoryview(memory)),
             self._to_server,
-            soon=soon,
-            later=self.later,
-            soon_from_thread=_at_once,
+            loop,
         )
         limits = {name: value for name, value in options.items() if name in ("limits", "access", "log_access")}
         self.server = HttpServer(

@@ -10,9 +10,10 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -21,6 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cotenant.app import front_end
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import UnavailableError, WorkerError
 from cotenant.live.access import Access, Caller, Permission, Role
@@ -31,12 +33,12 @@ from cotenant.live.front_ends.messages import ToServer, Unread, error_of, failur
 from cotenant.live.front_ends.publisher import AdmissionPublisher
 from cotenant.live.front_ends.remote_core import WINDOW
 from cotenant.live.front_ends.session import FrontEndSession
-from cotenant.live.front_ends.supervisor import FrontEnds
-from cotenant.live.http import HttpServer
-from cotenant.live.limits import Limits
+from cotenant.live.front_ends.supervisor import SILENCE, STARTING, FrontEnds
+from cotenant.live.http import HttpServer, request_cycle
+from cotenant.live.limits import MAX_AT_ONCE, Limits
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, TensorPart
-from tests.live.remote import Later, Remote
+from tests.live.remote import Remote, StubLoop
 from tests.live.stub import StubCore
 from tests.live.test_http import ONE, Answer, Wire, ask, infer, request
 
@@ -108,7 +110,9 @@ class Processes:
         patch.setattr(FrontEnds, "_spawn", spawned)
 
     @asynccontextmanager
-    async def run(self, core: StubCore, does: str, count: int = 1) -> AsyncIterator[FrontEnds]:
+    async def run(
+        self, core: StubCore, does: str, count: int = 1, clock: Callable[[], float] = monotonic
+    ) -> AsyncIterator[FrontEnds]:
         (self._folder / "told.py").write_text(f"import signal, socket\nsignal.alarm(60)\n{does}\nsignal.pause()\n")
         front_ends = FrontEnds(
             core,
@@ -122,6 +126,7 @@ class Processes:
             log_level="info",
             log_format="text",
             log_access=False,
+            clock=clock,
         )
         try:
             async with asyncio.timeout(20):
@@ -179,6 +184,67 @@ def test_front_ends_end_also_while_no_thread_is_free(
     asyncio.run(stop())
 
 
+@pytest.mark.parametrize(("beats", "patience"), [(True, SILENCE), (False, STARTING)])
+def test_front_end_that_falls_silent_is_replaced_but_not_where_the_server_was_frozen(
+    core: StubCore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    beats: bool,
+    patience: float,
+) -> None:
+    now = 1000.0
+
+    async def watch() -> None:
+        nonlocal now
+        processes = Processes(tmp_path, monkeypatch)
+        async with processes.run(core, "", clock=lambda: now) as front_ends:
+            (process,) = processes.spawned
+            if beats:
+                front_ends._board.beat(0, now)
+            now += 10 * patience  # for which nobody has looked
+            front_ends._watch()
+            for _ in range(int(patience)):
+                now += 1
+                front_ends._watch()
+            assert "sign of life" not in front_ends._places[0].verdict and process.poll() is None
+            now += 1
+            front_ends._watch()
+            await processes.lost.wait()
+            await asyncio.gather(*front_ends._ending)
+            assert process.returncode == -signal.SIGKILL
+
+    asyncio.run(watch())
+    assert f"front end 0 died: it gave no sign of life for {patience:g} s" in caplog.text
+
+
+def test_front_end_gets_what_openssl_reads_and_no_secrets(
+    core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENSSL_CONF", str(tmp_path / "openssl.cnf"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    tells = (
+        "import json, os\nopen('environment', 'w').write(json.dumps(dict(os.environ)))\nsocket.socket(fileno=0).close()"
+    )
+
+    async def start() -> None:
+        processes = Processes(tmp_path, monkeypatch)
+        async with processes.run(core, tells):
+            await processes.lost.wait()
+
+    asyncio.run(start())
+    environment = json.loads((tmp_path / "environment").read_text())
+    assert environment["OPENSSL_CONF"] == str(tmp_path / "openssl.cnf")
+    assert "AWS_SECRET_ACCESS_KEY" not in environment
+
+
+def test_front_end_of_another_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_end, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(sys, "argv", ["front_end", "3", "1", "1", "0.0.0"])
+    with pytest.raises(SystemExit, match=r"the server runs 0\.0\.0: it was upgraded meanwhile"):
+        front_end.main()
+
+
 # Models
 
 
@@ -218,6 +284,64 @@ def test_request_on_its_way_while_its_model_changes_is_checked_again(
     assert len(core.requests) == served
 
 
+class Threads:
+    """Threads whose work is done when the test says so, in place of `run_in_thread`."""
+
+    def __init__(self) -> None:
+        self._works: list[Callable[[], None]] = []
+
+    def __call__(self, then: Callable[[Any], None], work: Callable[..., Any], *args: Any, executor: Any = None) -> None:
+        def done() -> None:
+            future: Future[Any] = Future()
+            try:
+                future.set_result(work(*args))
+            except Exception as error:  # noqa: BLE001  # the future has it
+                future.set_exception(error)
+            then(future)
+
+        self._works.append(done)
+
+    def end(self) -> int:
+        """Do all the work, also what comes of it; return how much it was."""
+        count = 0
+        while self._works:
+            self._works.pop()()
+            count += 1
+        return count
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_model_that_changes_while_long_json_is_read_is_checked_again(
+    core: StubCore, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr(request_cycle, "run_in_thread", threads)
+    remote = Remote(core)
+    wire = Wire(HttpServer(core) if processes == 1 else remote.server)
+    assert ask(wire, infer(ONE)).status == 200
+    rows = MAX_AT_ONCE // 4
+    long = infer({"name": "x", "shape": [rows, 1], "datatype": "FP32", "data": [1.5] * rows})
+    before = msgspec.structs.replace(core.models["identity"], max_batch_size=rows)
+    narrow = msgspec.structs.replace(before, inputs=(TensorSpec("x", "FP32", (-1, 7)),))
+    core.models["identity"] = before
+    remote.board.change_models()
+
+    def ask_while(change: Callable[[], None]) -> tuple[Answer, int]:
+        served = len(core.requests)
+        wire.say(long)
+        change()
+        remote.board.change_models()
+        assert threads.end()
+        return wire.answers[-1], len(core.requests) - served
+
+    assert ask_while(lambda: None)[1] == 1
+    answer, served = ask_while(lambda: core.models.update(identity=narrow))
+    assert f"has shape [{rows}, 1]" in message_of(answer) and not served
+    core.models["identity"] = before
+    answer, served = ask_while(lambda: core.unloaded.add("identity"))
+    assert answer.status == 404 and not served
+
+
 def test_unloaded_model_is_unknown_at_once(core: StubCore, remote: Remote, wire: Wire) -> None:
     assert ask(wire, infer(ONE)).status == 200
     core.unloaded.add("identity")
@@ -229,20 +353,15 @@ def test_unloaded_model_is_unknown_at_once(core: StubCore, remote: Remote, wire:
 
 
 def test_requests_of_one_round_travel_in_one_frame(core: StubCore) -> None:
-    rounds: list[Callable[[], None]] = []
-    remote = Remote(core, soon=rounds.append)
+    loop = StubLoop(ends=False)
+    remote = Remote(core, loop=loop)
     wires = [Wire(remote.server) for _ in range(20)]
-
-    def end_rounds() -> None:
-        while rounds:
-            rounds.pop(0)()
-
     wires[0].say(infer(ONE))
-    end_rounds()
+    loop.end()
     before = list(remote.frames)
     for wire in wires:
         wire.say(infer(ONE))
-    end_rounds()
+    loop.end()
     assert [after - then for after, then in zip(remote.frames, before, strict=True)] == [1, 1]
     assert all(wire.answers[-1].status == 200 for wire in wires)
 
@@ -312,6 +431,36 @@ def test_errors_are_the_same_after_their_travel() -> None:
     assert type(error) is UnavailableError and str(error) == "full" and error.retry_after == 1.5
 
 
+@pytest.mark.parametrize("direction", ["request", "answer"])
+def test_request_or_answer_that_cannot_be_sent_ends_in_an_error_and_costs_no_other(
+    core: StubCore, monkeypatch: pytest.MonkeyPatch, direction: str
+) -> None:
+    loop = StubLoop(ends=False)
+    remote = Remote(core, loop=loop)
+    wires = [Wire(remote.server) for _ in range(3)]
+    for wire in wires:
+        wire.say(infer(ONE))
+    loop.end()
+    sent = remote.core._outbox if direction == "request" else remote.session._outbox
+    send, messages = sent.send, list[object]()
+
+    def spoil(message: Any) -> None:
+        messages.append(message)
+        if len(messages) == 2:
+            message.version = "\ud800"
+        send(message)
+
+    core.rooms["identity"] = 3, 1.0
+    monkeypatch.setattr(sent, "send", spoil)
+    for wire in wires:
+        wire.say(infer(ONE))
+    loop.end()
+    assert [wire.answers[-1].status for wire in wires] == [200, 500, 200]
+    loop.run_timers()
+    loop.end()
+    assert remote.board.room(remote.publisher.slot("identity"))[0] == 3  # what was not sent takes no room
+
+
 def test_stream_of_events_goes_on_until_the_caller_leaves(core: StubCore) -> None:
     page = Page()
     wire = Wire(Remote(core, page=page).server)
@@ -357,6 +506,14 @@ def test_control_is_for_callers_of_this_machine_also_through_a_front_end(core: S
     assert ask(elsewhere, load).status == 403
     assert ask(here, request("POST", "/v2/logging", b'{"log_info":false}')).status == 200
     assert core.log["log_info"] is False
+
+
+def test_host_and_origin_are_checked_also_through_a_front_end(core: StubCore, wire: Wire) -> None:
+    unload, changed = "/v2/repository/models/identity/unload", b'{"log_info":false}'
+    assert ask(wire, request("POST", unload).replace(b"localhost", b"attacker.example")).status == 403
+    assert ask(wire, request("POST", unload, Origin="https://attacker.example")).status == 403
+    assert not core.unloaded
+    assert ask(wire, request("POST", "/v2/logging", changed, Origin="http://localhost")).status == 200
 
 
 def test_access_by_digests_is_that_by_tokens() -> None:
@@ -405,10 +562,10 @@ def test_what_is_lent_stays_until_it_is_returned() -> None:
     free, returned = arena.free, list[int]()
     lender = Lender(arena.allocate)
     data = bytes(range(256)) * (LARGE // 128)
-    parts, lent = lender.parts(7, [Tensor("x", "UINT8", (len(data),), data), Tensor("y", "UINT8", (1,), b"a")])
+    parts = lender.parts(7, [Tensor("x", "UINT8", (len(data),), data), Tensor("y", "UINT8", (1,), b"a")])
     whole = arena_block(arena)
     borrowed = Borrower(whole, returned.append).tensors(7, parts)
-    assert lent and [bytes(tensor.data) for tensor in borrowed] == [data, b"a"]
+    assert lender and [bytes(tensor.data) for tensor in borrowed] == [data, b"a"]
     view = borrowed[0].data
     del borrowed
     assert returned == []  # a view on it is enough
@@ -463,7 +620,7 @@ def test_request_without_room_is_rejected_and_goes_no_further(
     statuses = [ask_in_a_round(wire, loop, infer(ONE)).status for _ in range(5)]
     assert statuses == [200, 200, 200, 503, 503]  # the first told of the room that is left after it
     assert (len(core.requests), core.unread) == (3, [])
-    remote.later.run()
+    remote.loop.run_timers()
     assert [model for model, _ in core.unread] == ["identity"] * 2
     assert ask_in_a_round(wire, loop, infer(ONE)).status == 200  # published again meanwhile
 
@@ -523,10 +680,10 @@ def test_link_carries_more_than_its_socket_takes_at_once_and_ends_with_what_is_n
         one = link.Link[Unread](ours, ToServer, found.append, taken=arrived.set, lost=ends.append)
         other = link.Link[Unread](theirs, ToServer, found.append, taken=arrived.set, lost=lost)
         sent = Unread("m", [0.5] * 1_000_000)
-        (frame,) = link.encode_frames([sent])
+        (frame,) = link.encode_frames([sent], fail)
         size = len(frame)
         one.write(frame)
-        assert 0 < one.unsent == len(frame) < size  # no copy of the rest, at this turn or a later one
+        assert 0 < len(frame) < size  # no copy of the rest, at this turn or a later one
         await asyncio.wait_for(arrived.wait(), 10)
         assert found == [sent] and not frame
         one.write(bytearray(b"\x03" + bytes(7) + b"abc"))
@@ -584,27 +741,27 @@ class Asked:
 
 
 def test_server_looks_at_models_that_are_asked_for_and_not_at_others() -> None:
-    now, source, rounds, later = 100.0, Asked(), Rounds(), Later()
+    now, source, loop = 100.0, Asked(), StubLoop(ends=False)
     board = Board(memoryview(bytearray(SIZE)), 2, clock=lambda: now)
-    publisher = AdmissionPublisher(source, board, soon=rounds.call_soon, later=later, clock=lambda: now)
+    publisher = AdmissionPublisher(source, board, loop=loop, clock=lambda: now)
     for model in range(100):
         publisher.changed(publisher.slot(f"m{model}"))
-    rounds.end()
-    assert len(source.asked) == board.crowded == 100 and not later.calls  # all are full, and an idle server sleeps
+    loop.end()
+    assert len(source.asked) == board.crowded == 100 and not loop.timers  # all are full, and an idle server sleeps
 
     now, source.asked = now + 1, []
     publisher.changed(publisher.slot("m7"))
-    rounds.end()
-    assert source.asked == ["m7"] and not later.calls
+    loop.end()
+    assert source.asked == ["m7"] and not loop.timers
 
     now, source.asked, source.rooms = now + 1, [], {"m9": 4}
     publisher.rejected("m9")
     publisher.rejected("m9")
     publisher.rejected("unheard of")
-    assert len(later.calls) == 1
-    later.run()
-    rounds.end()
-    assert source.asked == ["m9"] and board.room(publisher.slot("m9"))[0] == 4 and not later.calls
+    assert len(loop.timers) == 1
+    loop.run_timers()
+    loop.end()
+    assert source.asked == ["m9"] and board.room(publisher.slot("m9"))[0] == 4 and not loop.timers
 
 
 def test_front_end_that_rejects_has_the_model_looked_at_again(
@@ -612,21 +769,35 @@ def test_front_end_that_rejects_has_the_model_looked_at_again(
 ) -> None:
     core.rooms["identity"] = 0, 1.0
     assert [ask_in_a_round(wire, loop, infer(ONE)).status for _ in range(2)] == [200, 503]
-    while remote.later.calls:  # which end
-        remote.later.run()
+    while remote.loop.timers:  # which end
+        remote.loop.run_timers()
     core.rooms["identity"] = 1, 1.0  # another model's requests have ended
     assert ask_in_a_round(wire, loop, infer(ONE)).status == 503
-    while remote.later.calls:
-        remote.later.run()
+    while remote.loop.timers:
+        remote.loop.run_timers()
     assert ask_in_a_round(wire, loop, infer(ONE)).status == 200
 
 
 def test_frames_are_as_many_as_their_size_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "MAX_MESSAGE", 100)
     messages: list[object] = [Unread(str(number), [0.5] * 5) for number in range(4)]
-    frames = list(link.encode_frames(messages))
+    frames = list(link.encode_frames(messages, fail))
     found = [msgspec.msgpack.decode(bytes(frame[8:]), type=list[Unread]) for frame in frames]
     assert [message for some in found for message in some] == messages
     assert len(frames) > 1 and all(len(frame) <= 100 for frame in frames)
-    with pytest.raises(WorkerError, match="at most 100"):
-        list(link.encode_frames([Unread("m", [0.5] * 50)]))
+
+
+def fail(message: object, error: Exception) -> None:
+    raise error
+
+
+def test_message_that_cannot_be_encoded_costs_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_MESSAGE", 100)
+    long, odd = Unread("long", [0.5] * 50), Unread("\ud800", [])
+    good = [Unread(str(number), [0.5]) for number in range(3)]
+    failed: list[tuple[object, Exception]] = []
+    frames = link.encode_frames([good[0], long, good[1], odd, good[2]], lambda *args: failed.append(args))
+    found = [msgspec.msgpack.decode(bytes(frame[8:]), type=list[Unread]) for frame in frames]
+    assert [message for some in found for message in some] == good
+    assert [message for message, _ in failed] == [long, odd]
+    assert isinstance(failed[0][1], WorkerError) and "at most 100" in str(failed[0][1])

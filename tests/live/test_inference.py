@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from cotenant.core.request import Outcome
-from cotenant.errors import RequestError, UnavailableError
+from cotenant.core.tensor import Tensor
+from cotenant.errors import InvalidError, NotFoundError, RequestError, UnavailableError
 from cotenant.live import inference
 from cotenant.live.inference import DUE_INTERVAL, POLL_INTERVAL
 from cotenant.live.metrics import render
@@ -104,5 +106,23 @@ def test_time_lost_in_the_front_end_is_taken_from_the_deadline(tmp_path: Path) -
             server.infer(InferRequest(model="identity", inputs=(floats(),)), answers.append, lost=target)
             await asyncio.sleep(0)
             assert isinstance(answers[0], UnavailableError)
+
+    run(main())
+
+
+def test_request_whose_model_has_changed_while_a_thread_prepared_it_is_checked_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            service, answers = server._inference, list[InferResponse | RequestError]()
+            checked = msgspec.structs.replace(server.deployment.offered["identity"])  # as it was then
+            wide = Tensor("x", "FP32", (1, 17), bytes(4 * 17))
+            with pytest.raises(InvalidError, match="has shape"):
+                service._submit(InferRequest(model="identity", inputs=(wide,)), checked, answers.append, 0.0)
+            with pytest.raises(NotFoundError, match="'gone' was unloaded"):
+                service._submit(InferRequest(model="gone", inputs=(floats(),)), checked, answers.append, 0.0)
+            service._submit(InferRequest(model="identity", inputs=(floats(),)), checked, answers.append, 0.0)
+            while not answers:
+                await asyncio.sleep(0.001)
+            assert isinstance(answers[0], InferResponse)
 
     run(main())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -22,18 +22,33 @@ _In = TypeVar("_In")
 _encoder = msgspec.msgpack.Encoder()
 
 
+class EventLoop(Protocol):
+    """What both ends need of an event loop."""
+
+    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> object: ...
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object: ...
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object: ...
+
+
 class Outbox:
-    """Collect messages, and give them to `write` as one frame when the round of the event loop ends. soon: calls back
-    then. may_write: whether a frame may be written now; where not, `flush` is called again later."""
+    """Collect messages, and give them to `write` as one frame when the round of the event loop ends.
+
+    failed: called with each message that cannot be encoded, and why. may_write: whether a frame may be written now;
+    where not, `flush` is called again later.
+    """
 
     def __init__(
         self,
+        loop: EventLoop,
         write: Callable[[bytearray], None],
-        soon: Callable[[Callable[[], None]], Any],
+        failed: Callable[[object, Exception], None],
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._loop = loop
         self._write = write
-        self._soon = soon
+        self._failed = failed
         self._may_write = may_write
         self._messages: list[object] = []
         self._due = False
@@ -43,7 +58,7 @@ class Outbox:
         self._messages.append(message)
         if not self._due:
             self._due = True
-            self._soon(self.flush)
+            self._loop.call_soon(self.flush)
 
     @property
     def waiting(self) -> bool:
@@ -55,25 +70,32 @@ class Outbox:
         if not self._messages or not self._may_write():
             return
         messages, self._messages = self._messages, []
-        for frame in encode_frames(messages):
+        for frame in encode_frames(messages, self._failed):
             self._write(frame)
 
 
-def encode_frames(messages: list[object]) -> Iterator[bytearray]:
-    """Encode messages, in as many frames as their size needs, each with its length before it. Raises WorkerError for a
-    message that is too long for any."""
+def encode_frames(messages: list[object], failed: Callable[[object, Exception], None]) -> Iterator[bytearray]:
+    """Encode messages, in as many frames as their size needs, each with its length before it. failed: called with each
+    message that cannot be encoded or is too long for any frame, and why."""
     buffer = bytearray(HEAD.size)
-    _encoder.encode_into(messages, buffer, HEAD.size)
-    if len(buffer) <= MAX_MESSAGE:
-        HEAD.pack_into(buffer, 0, len(buffer) - HEAD.size)
-        yield buffer
-        return
-    if len(messages) == 1:
-        raise WorkerError(f"a message of {len(buffer)} bytes; at most {MAX_MESSAGE} are sent")
+    reason: Exception
+    try:
+        _encoder.encode_into(messages, buffer, HEAD.size)
+    except Exception as error:  # noqa: BLE001  # msgspec raises many kinds
+        reason = error
+    else:
+        if len(buffer) <= MAX_MESSAGE:
+            HEAD.pack_into(buffer, 0, len(buffer) - HEAD.size)
+            yield buffer
+            return
+        reason = WorkerError(f"a message of {len(buffer)} bytes; at most {MAX_MESSAGE} are sent")
     del buffer
+    if len(messages) == 1:
+        failed(messages[0], reason)
+        return
     half = len(messages) // 2
-    yield from encode_frames(messages[:half])
-    yield from encode_frames(messages[half:])
+    yield from encode_frames(messages[:half], failed)
+    yield from encode_frames(messages[half:], failed)
 
 
 class Link(Generic[_In]):
@@ -115,11 +137,6 @@ class Link(Generic[_In]):
                 self._loop.add_writer(self._connection.fileno(), self._write_rest)
         else:
             self._unsent += frame
-
-    @property
-    def unsent(self) -> int:
-        """The bytes that the socket has not taken."""
-        return len(self._unsent)
 
     def receive(self) -> None:
         """Take what has come, without blocking."""

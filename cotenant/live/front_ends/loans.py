@@ -28,9 +28,8 @@ class Lender:
     def __len__(self) -> int:
         return len(self._lent)
 
-    def parts(self, number: int, tensors: Sequence[Tensor]) -> tuple[list[TensorPart], bool]:
-        """Return how tensors travel, and whether any is lent. Raises UnavailableError where there is no room for one
-        that lies elsewhere."""
+    def parts(self, number: int, tensors: Sequence[Tensor]) -> list[TensorPart]:
+        """Return how tensors travel. Raises UnavailableError where there is no room for one that lies elsewhere."""
         room = sum(
             [aligned(len(tensor.data)) for tensor in tensors if tensor.block is None and len(tensor.data) >= LARGE]
         )
@@ -54,7 +53,7 @@ class Lender:
             parts.append(TensorPart(tensor.name, tensor.datatype, tensor.shape, None, start, size))
         if lent:
             self._lent[number] = tuple(tensors), block
-        return parts, lent
+        return parts
 
     def returned(self, numbers: Iterable[int]) -> None:
         """Let go of what was lent under these numbers."""
@@ -66,7 +65,7 @@ class Borrower:
     """Read what is lent. part: where it may lie. give_back: called with a number, from any thread, when nothing refers
     to what was lent under it any more."""
 
-    def __init__(self, part: Block, give_back: Callable[[int], None]) -> None:
+    def __init__(self, part: Block, give_back: Callable[[int], object]) -> None:
         self._part = part
         self._give_back = give_back
 

@@ -122,12 +122,11 @@ class Returned(msgspec.Struct, tag=6, array_like=True, gc=False):
 
 
 class Answer(msgspec.Struct, tag=7, array_like=True, gc=False):
-    """Answer a request. lent: outputs lie in the arena, until they are returned."""
+    """Answer a request. Outputs that lie in the arena stay there until they are returned."""
 
     number: int
     version: str
     outputs: list[TensorPart]
-    lent: bool = False
 
 
 class Failure(msgspec.Struct, tag=8, array_like=True, gc=False):

@@ -6,9 +6,10 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from cotenant.live.front_ends.board import SLOTS, UNKNOWN, Board
+from cotenant.live.front_ends.link import EventLoop
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class AdmissionSource(Protocol):
 
 class AdmissionPublisher:
     """Keep the board up to date: each model soon after its requests have changed, or were rejected by front ends, since
-    room may have come from others. What nobody asks for is not looked at, and expires. soon, later: see `RemoteCore`.
+    room may have come from others. What nobody asks for is not looked at, and expires.
     """
 
     def __init__(
@@ -33,14 +34,12 @@ class AdmissionPublisher:
         source: AdmissionSource,
         board: Board,
         *,
-        soon: Callable[[Callable[[], None]], Any],
-        later: Callable[[float, Callable[[], None]], Any],
+        loop: EventLoop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._board = board
-        self._soon = soon
-        self._later = later
+        self._loop = loop
         self._clock = clock
         self._slots: dict[str, int] = {}
         self._models: list[str] = []
@@ -81,9 +80,9 @@ class AdmissionPublisher:
             self._due = True
             wait = self._published + INTERVAL - self._clock()
             if wait > 0:
-                self._later(wait, self._publish)
+                self._loop.call_later(wait, self._publish)
             else:
-                self._soon(self._publish)
+                self._loop.call_soon(self._publish)
 
     def rejected(self, model: str) -> None:
         """Take note that a front end has rejected requests for a model."""
@@ -91,7 +90,7 @@ class AdmissionPublisher:
         if slot is None:
             return
         if not self._rejected:
-            self._later(AGAIN, self._look_again)
+            self._loop.call_later(AGAIN, self._look_again)
         self._rejected.add(slot)
 
     def _publish(self) -> None:

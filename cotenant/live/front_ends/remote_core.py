@@ -7,12 +7,12 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cotenant.core.tensor import ModelInfo
-from cotenant.errors import RequestError
+from cotenant.errors import FailedError, RequestError
 from cotenant.live.front_ends.board import Board
-from cotenant.live.front_ends.link import Outbox
+from cotenant.live.front_ends.link import EventLoop, Outbox
 from cotenant.live.front_ends.loans import Borrower, Lender
 from cotenant.live.front_ends.messages import (
     Answer,
@@ -31,7 +31,7 @@ from cotenant.live.front_ends.messages import (
 from cotenant.live.http.load_shedding import LoadShedder, Loop
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.response import EventStream
-from cotenant.live.oip import Done, InferRequest, InferResponse, LookingUpError
+from cotenant.live.oip import UNEXPECTED, Done, InferRequest, InferResponse, LookingUpError
 from cotenant.live.shared_memory import SharedMemory
 from cotenant.worker.arena import Block, Region
 
@@ -56,8 +56,7 @@ class RemoteCore:
     """Pass requests for inference on to the server's process, and everything else that is not theirs.
 
     It is as much of `oip.Core` as `HttpServer` needs with `forward`. number: of this front end on the board. region:
-    the memory that it may allocate; arena: all of it, where answers lie. write: sends a frame; soon, later: call back
-    at the end of the round, and after so many seconds.
+    the memory that it may allocate; arena: all of it, where answers lie. write: sends a frame.
     """
 
     def __init__(
@@ -67,10 +66,8 @@ class RemoteCore:
         region: Region,
         arena: Block,
         write: Callable[[bytearray], None],
+        loop: EventLoop,
         *,
-        soon: Callable[[Callable[[], None]], Any],
-        later: Callable[[float, Callable[[], None]], Any],
-        soon_from_thread: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
         max_json: int = 1 << 24,
     ) -> None:
@@ -80,15 +77,15 @@ class RemoteCore:
         self._board = board
         self._region = region
         self._clock = clock
-        self._later = later
+        self._loop = loop
         self._max_json = max_json
-        self._outbox = Outbox(self._send_frame, soon, self._may_send)
+        self._outbox = Outbox(loop, self._send_frame, self._not_sent, self._may_send)
         self._write = write
         self._sent: deque[float] = deque()  # when the frames were sent that the server has not taken
         self._taken = 0
         self._retrying = False
         self._lender = Lender(region.allocate)
-        self._borrower = Borrower(arena, lambda number: soon_from_thread(self._give_back, number))
+        self._borrower = Borrower(arena, lambda number: loop.call_soon_threadsafe(self._give_back, number))
         self._numbers = 0
         self._models: dict[tuple[str, str], _Model] = {}
         self._asked: dict[tuple[str, str], list[Known]] = {}
@@ -114,7 +111,7 @@ class RemoteCore:
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         model = self._models[request.model, request.version]
         number = self._next()
-        inputs, _ = self._lender.parts(number, request.inputs)
+        inputs = self._lender.parts(number, request.inputs)
         self._open[number] = request, done
         rows = request.inputs[0].shape[0] if model.info.max_batch_size else 1
         if model.slot >= 0:
@@ -152,7 +149,7 @@ class RemoteCore:
 
     def reject_unread(self, model: str, waited: float) -> None:
         if not self._unread:
-            self._later(COUNTING, self._count_unread)
+            self._loop.call_later(COUNTING, self._count_unread)
         self._unread[model].append(waited)
 
     def poll(self) -> None:
@@ -216,9 +213,10 @@ class RemoteCore:
             self._outbox.flush()
 
     def beat(self) -> None:
-        """Say that this process is alive, again and again."""
+        """Say that this process is alive, again and again, and give memory that is free back to the system."""
         self._board.beat(self._number, self._clock())
-        self._later(BEAT, self.beat)
+        self._region.reclaim()
+        self._loop.call_later(BEAT, self.beat)
 
     # Our own
 
@@ -237,9 +235,11 @@ class RemoteCore:
         if number in self._lookups:
             self._ask_no_more(self._lookups.pop(number), error)
             return
-        opened = self._open.pop(number, None)
+        opened, forwarded = self._open.pop(number, None), self._forwarded.pop(number, None)
         if opened is not None:
             opened[1](error)
+        elif forwarded is not None:
+            forwarded.fail(error)
 
     def _look_up(self, name: str, version: str, known: Known) -> None:
         waiting = self._asked.get((name, version))
@@ -252,14 +252,16 @@ class RemoteCore:
         self._outbox.send(LookUp(number, name, version))
 
     def _told(self, model: Model) -> None:
-        asked = self._lookups.pop(model.number)
+        asked = self._lookups.pop(model.number, None)
+        if asked is None:
+            return
         info = model.info
         # A request names its model as it is called here, with its version.
         self._models[asked] = self._models[info.name, info.version] = _Model(info, model.known, model.slot)
         self._ask_no_more(asked, None)
 
     def _ask_no_more(self, asked: tuple[str, str], error: RequestError | None) -> None:
-        for known in self._asked.pop(asked):
+        for known in self._asked.pop(asked, ()):
             known(error)
 
     def _respond(self, response: Response) -> None:
@@ -297,6 +299,15 @@ class RemoteCore:
         for model, waited in unread.items():
             self._outbox.send(Unread(model, waited))
 
+    def _not_sent(self, message: object, error: Exception) -> None:
+        """End a request that cannot be sent."""
+        logger.error("a message cannot be sent: %s", type(message).__name__, exc_info=error)
+        if isinstance(message, Infer) and message.slot >= 0:
+            self._board.send(self._number, message.slot, -message.rows)
+        if isinstance(message, Infer | LookUp | Forward):
+            self._lender.returned([message.number])
+            self._failed(message.number, FailedError(UNEXPECTED))
+
     def _send_frame(self, frame: bytearray) -> None:
         self._sent.append(self._clock())
         self._write(frame)
@@ -314,7 +325,7 @@ class RemoteCore:
             return True
         if not self._retrying:
             self._retrying = True
-            self._later(RETRY, self._retry)
+            self._loop.call_later(RETRY, self._retry)
         return False
 
     def _retry(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 from cotenant.core.tensor import ModelInfo, Tensor
 from cotenant.errors import FailedError, RequestError
 from cotenant.live.front_ends.board import Board
-from cotenant.live.front_ends.link import Outbox
+from cotenant.live.front_ends.link import EventLoop, Outbox
 from cotenant.live.front_ends.loans import Borrower, Lender
 from cotenant.live.front_ends.messages import (
     Answer,
@@ -59,9 +60,8 @@ class FrontEndSession:
         publisher: AdmissionPublisher,
         part: Block,
         write: Callable[[bytearray], None],
+        loop: EventLoop,
         *,
-        soon: Callable[[Callable[[], None]], Any],
-        soon_from_thread: Callable[..., Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._number = number
@@ -70,9 +70,10 @@ class FrontEndSession:
         self._board = board
         self._publisher = publisher
         self._clock = clock
-        self._outbox = Outbox(write, soon)
+        self._loop = loop
+        self._outbox = Outbox(loop, write, self._not_sent)
         self._lender = Lender(core.allocate)
-        self._borrower = Borrower(part, lambda number: soon_from_thread(self._give_back, number))
+        self._borrower = Borrower(part, self._unused)
         self._open: dict[int, int] = {}  # handles of requests for inference, by number
         self._forwarded: dict[int, _ForwardedRequest] = {}
         self._closed = False
@@ -160,11 +161,11 @@ class FrontEndSession:
             self._outbox.send(failure(number, result))
             return
         try:
-            outputs, lent = self._lender.parts(number, result.outputs)
+            outputs = self._lender.parts(number, result.outputs)
         except RequestError as error:
             self._outbox.send(failure(number, error))
         else:
-            self._outbox.send(Answer(number, result.version, outputs, lent))
+            self._outbox.send(Answer(number, result.version, outputs))
 
     def _look_up(self, number: int, name: str, version: str) -> None:
         known = self._board.models
@@ -206,6 +207,19 @@ class FrontEndSession:
         handle = self._open.get(number, _NOT_YET)
         if handle != _NOT_YET:
             self._core.cancel(handle)
+
+    def _not_sent(self, message: object, error: Exception) -> None:
+        """Tell of a message that cannot be sent, so that nobody waits for it."""
+        logger.error("a message cannot be sent: %s", type(message).__name__, exc_info=error)
+        if isinstance(message, Answer | Model | Response):
+            self._cancel(message.number)
+            self._lender.returned([message.number])
+            self._outbox.send(failure(message.number, FailedError(UNEXPECTED)))
+
+    def _unused(self, number: int) -> None:
+        """Hear, from any thread, that nothing refers any more to what was lent under this number."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._give_back, number)
 
     def _give_back(self, number: int) -> None:
         if not self._closed:

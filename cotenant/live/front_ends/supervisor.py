@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from cotenant import __version__
 from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.confinement import Confinement
@@ -37,6 +38,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 5.0  # seconds before one that died is starte
 YOUNG = 10.0  # seconds
 LOOK = 0.01  # seconds between two looks whether one that is to end has exited
 EXIT = 1.0  # seconds that one has to exit beyond the time that its callers have
+
+# What OpenSSL and Python's `ssl` read besides what workers are given.
+TLS_ENVIRONMENT = (
+    "OPENSSL_CONF",
+    "OPENSSL_CONF_INCLUDE",
+    "OPENSSL_ENGINES",
+    "OPENSSL_MODULES",
+    "OPENSSL_ia32cap",
+    "SSLKEYLOGFILE",
+)
 
 
 def part_size(limits: Limits) -> int:
@@ -72,17 +83,19 @@ class FrontEnds:
         log_level: str,
         log_format: str,
         log_access: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         block = arena.parts.allocate(SIZE)
         assert block is not None, "an arena without room for the board"
         self._core = core
+        self._clock = clock
         self._arena = arena
         self._module = module
         self._handler = handler
         self._board_block = block
         self._board = Board(block.view, count)
-        self._publisher = AdmissionPublisher(core, self._board, soon=loop.call_soon, later=loop.call_later)
+        self._publisher = AdmissionPublisher(core, self._board, loop=loop)
         self._setup = partial(
             Setup,
             arena=arena.size,
@@ -99,6 +112,7 @@ class FrontEnds:
         self._places = [_Place(number) for number in range(count)]
         self._stopping = False
         self._watching: asyncio.TimerHandle | None = None
+        self._watched = self._listening = 0.0  # when it was last looked at all; since when it was without a gap
         self._ending: dict[asyncio.Task[None], subprocess.Popen[bytes]] = {}  # by what reaps them and starts others
         core.watch_models(self._board.change_models)
 
@@ -121,6 +135,7 @@ class FrontEnds:
             raise cannot_listen("HTTP", host, port, error) from None
         for place in self._places:
             self._start(place)
+        self._watched = self._listening = self._clock()
         self._watching = self._loop.call_later(WATCH, self._watch)
         return port
 
@@ -147,7 +162,7 @@ class FrontEnds:
         """Start a front end. One that cannot be started now is tried again."""
         if self._stopping:
             return
-        place.started = time.monotonic()
+        place.started = self._clock()
         self._publisher.forget(place.number)  # the last one may have written to the board until its end
         part = self._arena.parts.allocate(self._part)
         try:
@@ -173,8 +188,7 @@ class FrontEnds:
             self._publisher,
             part,
             link.write,
-            soon=self._loop.call_soon,
-            soon_from_thread=self._call_soon_from_thread,
+            self._loop,
         )
         place.link = link
         session.send(
@@ -190,11 +204,12 @@ class FrontEnds:
             connection, other = socket.socketpair()
             ours.enter_context(connection)
             with other:
+                arguments = (self._arena.fd, len(self._places), os.getpid(), __version__)
                 process = subprocess.Popen(
-                    [sys.executable, "-m", self._module, str(self._arena.fd), str(len(self._places)), str(os.getpid())],
+                    [sys.executable, "-m", self._module, *map(str, arguments)],
                     stdin=other.fileno(),
                     pass_fds=(self._arena.fd, *(each.fileno() for each in place.listening)),
-                    env=Confinement().environ(os.environ),
+                    env=Confinement(environment=TLS_ENVIRONMENT).environ(os.environ),
                     process_group=0,  # Ctrl-C is for the server, which lets them finish
                 )
             ours.pop_all()
@@ -229,18 +244,23 @@ class FrontEnds:
     def _again(self, place: _Place, reason: str) -> None:
         logger.warning("%s; it is started again", reason)
         place.verdict = ""
-        is_young = time.monotonic() - place.started < YOUNG
+        is_young = self._clock() - place.started < YOUNG
         place.pause = min(2 * place.pause, LONGEST_PAUSE) if is_young else FIRST_PAUSE
         self._loop.call_later(place.pause, self._start, place)
 
     def _watch(self) -> None:
-        """End front ends that give no sign of life."""
+        """End front ends that give no sign of life. Where this process itself was frozen, so may they have been: their
+        time begins anew."""
         self._watching = self._loop.call_later(WATCH, self._watch)
-        now = time.monotonic()
+        self._arena.parts.reclaim()  # of processes that ended while workers read what they had received
+        now = self._clock()
+        if now - self._watched > SILENCE / 2:
+            self._listening = now
+        self._watched = now
         for place in self._places:
             last = self._board.last_beat(place.number)
-            silent, patience = (now - last, SILENCE) if last else (now - place.started, STARTING)
-            if place.process is not None and silent > patience:
+            since, patience = (last, SILENCE) if last else (place.started, STARTING)
+            if place.process is not None and now - max(since, self._listening) > patience:
                 place.verdict = f"it gave no sign of life for {patience:g} s"
                 place.process.kill()
 
@@ -258,10 +278,6 @@ class FrontEnds:
         for place in self._places:
             for each in place.listening:
                 each.close()
-
-    def _call_soon_from_thread(self, call: Callable[[int], None], number: int) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(call, number)
 
 
 class _Place:

@@ -139,7 +139,7 @@ class RequestCycle:
         try:
             self.info = core.model(model, version)
             if len(self.body) > MAX_AT_ONCE and self.json_size() > MAX_AT_ONCE:
-                self._decode_in_thread(core, lost, access)
+                self._decode_in_thread(core, model, version, lost, access)
             else:
                 self._submit(core, lost, access, self._decode)
         except LookingUpError as pending:
@@ -163,16 +163,23 @@ class RequestCycle:
 
         pending.ask(known)
 
-    def _decode_in_thread(self, core: Core, lost: float, access: Access) -> None:
-        """Submit the body once it has been read; others are served meanwhile."""
+    def _decode_in_thread(self, core: Core, model: str, version: str, lost: float, access: Access) -> None:
+        """Submit the body once it has been read; others are served meanwhile. If the model has changed by then, the
+        body is read again, for the model as it is now."""
         began = time.monotonic()
 
         def decoded(work: asyncio.Future[Decoded]) -> None:
             if self.channel.transport is None:  # the caller has left
                 work.exception()
                 return
+            passed = lost + time.monotonic() - began
             try:
-                self._submit(core, lost + time.monotonic() - began, access, work.result)
+                if core.model(model, version) == self.info:
+                    self._submit(core, passed, access, work.result)
+                else:
+                    self.infer(core, model, version, passed, access)
+            except LookingUpError as pending:
+                self._await_model(pending, core, model, version, passed, access)
             except CotenantError as error:
                 self.fail(error)
             except Exception as error:  # noqa: BLE001  # it is logged
