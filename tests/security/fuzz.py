@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
+import mmap
 import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 from unittest import mock
 
@@ -23,18 +26,40 @@ import h11
 import httptools
 import msgspec
 
-from cotenant.core.tensor import ModelInfo, TensorSpec
-from cotenant.errors import CotenantError
+from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
+from cotenant.errors import CotenantError, WorkerError
 from cotenant.live import codec
 from cotenant.live.batch_tensors import tensor_of
+from cotenant.live.front_ends.board import SIZE, Board
+from cotenant.live.front_ends.link import CLOSED, Link
+from cotenant.live.front_ends.messages import (
+    HEAD,
+    Answer,
+    Cancel,
+    Event,
+    Failure,
+    Forward,
+    Infer,
+    LookUp,
+    Model,
+    Response,
+    Returned,
+    ToFrontEnd,
+    ToServer,
+    Unread,
+)
+from cotenant.live.front_ends.publisher import AdmissionPublisher
+from cotenant.live.front_ends.remote_core import RemoteCore
+from cotenant.live.front_ends.session import FrontEndSession
 from cotenant.live.grpc import tensors
 from cotenant.live.http import HttpServer, Limits
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.oip import InferRequest
 from cotenant.live.process import WorkerConnection, WorkerProcess
 from cotenant.protocol import messages
 from cotenant.worker import wire
-from cotenant.worker.arena import Block
+from cotenant.worker.arena import Block, Region
 from cotenant.worker.wire import (
     BatchResult,
     TensorPart,
@@ -45,6 +70,7 @@ from cotenant.worker.wire import (
     WorkerReady,
     encode_message,
 )
+from tests.live.remote import StubLoop
 from tests.live.stub import StubCore
 from tests.live.test_http import Wire, answers
 
@@ -379,6 +405,8 @@ class _Stream:
 
     def setblocking(self, flag: bool) -> None: ...
 
+    def close(self) -> None: ...
+
     def fileno(self) -> int:
         return -1
 
@@ -419,6 +447,13 @@ class _Loop:
 
     def remove_reader(self, *args: Any) -> bool:
         return True
+
+    def remove_writer(self, *args: Any) -> bool:
+        return True
+
+    def create_task(self, work: Any) -> Any:
+        work.close()
+        return self.create_future()
 
 
 _loop = cast(Any, _Loop())
@@ -462,6 +497,112 @@ def worker_protocol(rng: random.Random) -> None:
         return
 
 
+# What the processes that accept HTTP and the server's process send each other
+
+_FROM_HTTP = (
+    LookUp(1, "identity", ""),
+    Infer(
+        2, "identity", "1", [TensorPart("x", "FP32", (1, 4), memoryview(bytes(16)))], 0, 0.0, 0, 1, 0.5, None, 3, "t"
+    ),
+    Infer(3, "held", "", [TensorPart("x", "FP32", (1, 64), None, 0, 256)], 7, 0.0),
+    Infer(6, "identity", "1", [TensorPart("x", "FP32", (1, 1), memoryview(bytes(4)))], 0, 0.0, 5),
+    Forward(4, b"GET", b"/v2/models/m/stats", {b"host": b"localhost"}, b"", "127.0.0.1", False, False),
+    Forward(5, b"POST", b"/v2/logging", {b"host": b"localhost"}, b'{"log_info":false}', "127.0.0.1", True, True),
+    Cancel(3),
+    Unread("identity", [0.1, 0.2]),
+    Returned([2, 3]),
+)
+_FROM_SERVER = (
+    Model(1, INFOS[0], 0, 0),
+    Answer(2, "1", [TensorPart("y", "FP32", (1, 4), memoryview(bytes(16)))]),
+    Answer(3, "1", [TensorPart("y", "FP32", (1, 64), None, 0, 256)]),
+    Failure(2, "UnavailableError", "full", 1.0),
+    Response(4, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
+    Event(4, b"data: x\n\n"),
+    Returned([2]),
+)
+_OPEN = InferRequest(model="m", version="1", inputs=(Tensor("x", "FP32", (1, 4), bytes(16)),))
+_PART = Block(0, 1024, memoryview(bytes(1024)))
+_board = Board(memoryview(bytearray(SIZE)), 1)
+_to_http = msgspec.msgpack.Decoder(list[ToFrontEnd])
+_to_session = msgspec.msgpack.Decoder(list[ToServer])
+
+
+def _frames(known: tuple[Any, ...], rng: random.Random) -> bytes:
+    """Return frames of messages, some with parts or bytes changed."""
+    data = b""
+    for _ in range(rng.randint(1, 3)):
+        batch = [msgspec.to_builtins(each, builtin_types=(bytes, memoryview)) for each in rng.choices(known, k=3)]
+        for _ in range(rng.randint(0, 2)):
+            batch = changed(batch, rng)
+        frame = _packed(batch)
+        data += HEAD.pack(len(frame)) + (mutated(frame, rng) if rng.random() < 0.3 else frame)
+    return mutated(data, rng) if rng.random() < 0.2 else data
+
+
+def _packed(batch: Any) -> bytes:
+    try:
+        return msgspec.msgpack.encode(batch)
+    except (OverflowError, TypeError):  # an integer of more than 64 bits, a key that is none
+        return b"\x90"
+
+
+def _carry(data: bytes, kinds: Any, take: Callable[[Any], None], rng: random.Random) -> None:
+    """Let a link take some bytes until it ends. Raises what a message made `take` raise, but for a broken protocol."""
+    stream, errors, ends = _Stream(data, rng), list[Exception](), list[str]()
+
+    def taking(message: Any) -> None:
+        try:
+            take(message)
+        except WorkerError:
+            raise
+        except Exception as error:  # noqa: BLE001  # it is raised below: a link logs it
+            errors.append(error)
+
+    link: Link[Any] = Link(cast(Any, stream), kinds, taking, taken=lambda: None, lost=ends.append)
+    for _ in range(10_000):
+        if ends:
+            break
+        link.receive()
+    for error in errors:
+        raise error
+    assert ends and (ends[0] == CLOSED or ends[0].startswith("it broke the protocol")), "its end was never noticed"
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Any], frame: bytearray) -> None:
+    """Read a frame as the other process would."""
+    decoder.decode(frame[HEAD.size :])
+
+
+def http_processes(rng: random.Random) -> None:
+    """Either process takes what it can read of the other's frames, and ends the link where it cannot."""
+    loop, handler = StubLoop(), _server._handler
+    asyncio._set_running_loop(_loop)
+    try:
+        publisher = AdmissionPublisher(_core, _board, loop=loop)
+        publisher.slot("identity")
+        session = FrontEndSession(0, _core, handler, _board, publisher, _PART, partial(_read, _to_http), loop)
+        _carry(_frames(_FROM_HTTP, rng), ToServer, session.take, rng)
+        loop.run_timers()
+        session.close()
+        assert handler.memory.used == 0, "memory is still counted after the process ended"
+
+        region = Region(_memory, 0, len(_memory), kept=0)
+        remote = RemoteCore(0, _board, region, _PART, partial(_read, _to_session), loop, clock=lambda: 0.0)
+        told = list[Any]()
+        remote._look_up("m", "1", told.append)
+        remote.take(Model(1, INFOS[0], _board.models, 0))
+        assert told == [None] and remote.infer(_OPEN, told.append) == 2
+        _carry(_frames(_FROM_SERVER, rng), ToFrontEnd, remote.take, rng)
+    finally:
+        asyncio._set_running_loop(None)
+        _core.held.clear()
+        for kept in (_core.requests, _core.unread, _core.cancelled, _core.lost):
+            cast(list[Any], kept).clear()
+
+
+_memory = mmap.mmap(-1, 4096)
+
 TARGETS: dict[str, Callable[[random.Random], None]] = {
     "framing": framing,
     "http-answers": http_answers,
@@ -469,6 +610,7 @@ TARGETS: dict[str, Callable[[random.Random], None]] = {
     "http-binary": http_binary,
     "grpc": grpc_messages,
     "worker-protocol": worker_protocol,
+    "http-processes": http_processes,
 }
 
 
@@ -489,6 +631,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="Seed of the first input")
     parser.add_argument("--target", choices=TARGETS, action="append", help="Target to fuzz; all by default")
     options = parser.parse_args()
+    logging.disable()  # of requests that end in an error
     found = []
     for target in options.target or TARGETS:
         begun = time.process_time()

@@ -17,6 +17,7 @@ COUNTS = {
     "http-binary": 200_000,
     "grpc": 200_000,
     "worker-protocol": 200_000,
+    "http-processes": 2_000,
 }
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Protocol
 
+from cotenant.errors import WorkerError
 from cotenant.live.front_ends.board import SLOTS, UNKNOWN, Board
 from cotenant.live.front_ends.link import EventLoop
 
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 INTERVAL = 0.001  # seconds between two publications
 AGAIN = 0.005  # seconds after which a model is published again whose requests front ends have rejected
 CROWDED = 512  # requests: with less room, front ends look at the board for each
+MAX_ROWS = 1 << 31  # of a request: far more than any has, and no sum of them exceeds a word
 
 
 class AdmissionSource(Protocol):
@@ -60,7 +62,9 @@ class AdmissionPublisher:
         return slot
 
     def heard(self, front_end: int, slot: int, rows: int) -> None:
-        """Take note of rows that a front end has sent."""
+        """Take note of rows that a front end has sent. Raises WorkerError for a place that no model has."""
+        if slot >= len(self._models) or not 0 <= rows <= MAX_ROWS:
+            raise WorkerError(f"{rows} rows for place {slot} of {len(self._models)} on the board")
         self._heard[slot] += rows
         self._heard_of[front_end][slot] += rows
         self.changed(slot)
