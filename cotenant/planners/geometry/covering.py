@@ -143,15 +143,15 @@ class ColumnPool:
     ) -> None:
         self.columns: list[Column] = []
         self._slots, self._memory_limits = slots, memory_limits
-        self._known: set[Column] = set()
+        self._index: dict[Column, int] = {}
         self.sizes = np.zeros(0)  # partitions of each column
         self.slots, self.memory, self.models = _Entries(), _Entries(), _Entries()
         self.extend(((mode, 1),) for mode in modes)
 
     def extend(self, columns: Iterable[Column]) -> IntArray:
         """Add the columns that are new and return their indices."""
-        new = [column for column in dict.fromkeys(columns) if column not in self._known]
-        self._known.update(new)
+        new = [column for column in dict.fromkeys(columns) if column not in self._index]
+        self._index.update((column, len(self.columns) + n) for n, column in enumerate(new))
         slots, memory, models = [], [], []
         for column in new:
             counts: dict[int, float] = {}
@@ -171,6 +171,12 @@ class ColumnPool:
         self.columns += new
         self.sizes = np.append(self.sizes, [float(sum(many for _, many in column)) for column in new])
         return np.arange(len(self.columns) - len(new), len(self.columns))
+
+    def indices(self, columns: Iterable[Column]) -> IntArray:
+        """Return the indices of some columns, which are added where they are new."""
+        wanted = list(columns)
+        self.extend(wanted)
+        return np.array([self._index[column] for column in wanted], dtype=np.int64)
 
     def values(self, prices: Array, demand: Array) -> Array:
         """Return what each column is worth at prices of a request/s of each model, up to the demand."""

@@ -52,6 +52,7 @@ MAX_CUT_NODES = 500
 MAX_CUT_CHECKS = 2000
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
+MAX_NEAREST_COLUMNS = 600  # in the integer program over all columns, besides those of covers
 MAX_SINGLE_COLUMNS = 4000  # in the integer program over modes of one model, but for
 MIN_MODES_PER_MODEL = 4
 MIN_SECONDS_PER_COLUMN = 2e-4  # of work, with less of which an integer program finds nothing worth its time
@@ -210,6 +211,15 @@ class Diver:
         order = program.columns[np.argsort(excess[program.columns], kind="stable")]
         used = self.pool.extend(((mode, 1),) for mode, _ in dive.cover.modes)
         return self.solve_integer(np.unique(np.concatenate([order[:MAX_BUNDLED_COLUMNS], used])), demand, share)
+
+    def solve_nearest(self, relaxed: Relaxed, covers: Sequence[Cover], demand: Array, share: float) -> Cover | None:
+        """Return the cover of the integer program over the columns of the pool that are nearest to their price in the
+        relaxation, and those of some covers."""
+        used = self.pool.indices(((mode, 1),) for cover in covers for mode, _ in cover.modes)
+        solution = relaxed.solution
+        excess = relaxed.program.prices_of(solution) - self.pool.values(solution.demand_duals, demand)
+        nearest = np.argsort(excess, kind="stable")[:MAX_NEAREST_COLUMNS]
+        return self.solve_integer(np.unique(np.concatenate([nearest, used])), demand, share)
 
     def _completed(
         self, modes: Counter[Mode], patterns: Counter[CuttingPattern], demand: Array, *, bundles: bool = True

@@ -35,6 +35,8 @@ LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
+BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
+NEAREST_SHARE = 0.8  # of the work left then, for that over the columns nearest to their price of both dives
 SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
 
 
@@ -103,12 +105,16 @@ def _covers(
 
     if context.current_devices:
         yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
-    starts = [_assembled(context, diver, dive.cover, demand)]
+    covers = [dive.cover]
     if SECOND_DIVE_WORK * work <= budget.left():
         # Bundles leave less to rounding, and fewer ways to share what is left. With columns of its own, to differ more.
         other = Diver(fleet, catalog, singles, context.planning_slots, budget)
-        starts.append(_assembled(context, other, other.cover(demand, bundles=False).cover, demand))
-    starts.append(_assembled(context, diver, diver.solve_bundled(dive, demand, 0.4), demand))
+        covers.append(other.cover(demand, bundles=False).cover)
+        diver.pool.extend(other.pool.columns)
+    if (bundled := diver.solve_bundled(dive, demand, BUNDLED_SHARE)) is not None:
+        covers.append(bundled)
+    starts = [_assembled(context, diver, cover, demand) for cover in covers]
+    starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, NEAREST_SHARE), demand))
     # One model on each partition: a small program, whose plans are often hard to beat.
     starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, 0.8), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)

@@ -35,7 +35,7 @@ TRIES_PER_COMPETITOR = 20  # plans for one multiple of the rates or another, to 
 MIN_SECONDS = 0.01
 LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate on devices of one kind
 LOCAL_SEARCH_SHARE_OF_MIXED = 0.4  # the same on several kinds, of which integer programs find cheaper fleets
-PROGRAMS_SHARE = 0.55  # of the work left, for integer programs before devices are spared
+PROGRAMS_SHARE = 0.7  # of the work left, for integer programs before devices are spared
 FLEET_SEARCH_SHARE = 0.7  # of the work left, for sparing devices
 
 # Names of the sources of plans.
