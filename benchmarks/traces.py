@@ -8,10 +8,12 @@ next one, functions by their counts per minute. Latencies and SLOs are 20 times 
 `benchmarks.steady`). Every loop begins with the same plan for the rates of that minute on four devices, gets up to
 eight from a cloud that takes 20 s to launch one, plans with the same solver, and starts workers in 0.5 s.
 
-Others': a plan that stays (`plan`: on four devices, `plan-N` on N, for the largest multiple of equal rates); fixed
-devices, planned for again; utilisation every 15 s (Kubernetes HPA, at 70 %); concurrency every 2 s (Knative KPA);
-throughput every 180 s and latency every 5 s (Dynamo's planner); gpulet's Algorithm 2 every 20 s; HetSev's heuristic
-every 15 s, for instances of half a device.
+Others': a plan that stays (`plan`: on four devices, `plan-N` on N, for the largest multiple of the rates); fixed
+devices, planned for again; utilisation every 15 s (Kubernetes HPA, at 70 %); concurrency every 2 s (Knative KPA, 8
+requests a device); throughput every 180 s and latency every 5 s (Dynamo's planner); gpulet's Algorithm 2 every 20 s;
+HetSev's heuristic every 15 s, for instances of half a device. HPA, KPA and Dynamo's planner decide how many devices
+there are, not what runs on them: as with `plan-N`, each number of devices has one plan, for the largest multiple of the
+rates. `cotenant-N` is ours with at most N devices, which an operator sets who would spend no more.
 
 With `--profiles FOLDER` the models are the demo's, in the demo's proportions, on machines like the one where
 `cotenant demo` has measured these profiles (it keeps them in ~/.cache/cotenant/profiles).
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -41,6 +44,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import show
 from benchmarks.steady import DEVICES, LOAD, STARTUP, Case, case
 from cotenant.config.problem import read_profiles_file
+from cotenant.control.adaptation import Solve, Solved
 from cotenant.control.controller import Controller
 from cotenant.control.controller_built import slo_targets
 from cotenant.control.periodic import PeriodicController, PeriodicOptions
@@ -48,11 +52,14 @@ from cotenant.control.provider import DeviceOffer
 from cotenant.control.scaling.concurrency import ConcurrencyScaling
 from cotenant.control.scaling.gpulet import IncrementalScaling
 from cotenant.control.scaling.hetsev import GreedyScaling
+from cotenant.control.scaling.rates import TargetRateOptions
 from cotenant.control.scaling.static import StaticScaling
 from cotenant.control.scaling.two_loops import TwoLoopScaling
 from cotenant.control.scaling.utilisation import UtilisationScaling
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
+from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import renumber_devices
 from cotenant.core.profile import Profile
 from cotenant.measure.report import Report
 from cotenant.planners import Problem, load_planner
@@ -97,25 +104,44 @@ def _ours(problem: Problem, devices: tuple[DeviceId, ...], offers: tuple[DeviceO
     return Controller(devices, slo_targets(problem), offers=offers)
 
 
-def _periodic(policy: Callable[[str], object], period: float) -> Maker:
+def _periodic(policy: Callable[[str], object], period: float, rates: TargetRateOptions | None = None) -> Maker:
     def make(problem: Problem, devices: tuple[DeviceId, ...], offers: tuple[DeviceOffer, ...]) -> ControllerMachine:
         launches = {offer.kind: offer.launch_seconds for offer in offers}
-        options = PeriodicOptions(period=period, fill=True, launch_seconds=launches)
+        options = PeriodicOptions(period=period, rates=rates or TargetRateOptions(), fill=True, launch_seconds=launches)
         return PeriodicController(policy(problem.fleet[0].name), problem, options, devices)  # type: ignore[arg-type]
 
     return make
 
 
-PLANS = {"plan": DEVICES} | {f"plan-{count}": count for count in range(3, QUOTA + 1) if count != DEVICES}
+class PlanPerCount:
+    """Answer a `Solve` by the one plan that each number of devices has: for the largest multiple of the rates of the
+    problem, whatever is offered."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._plans: dict[int, Plan] = {}
+
+    def __call__(self, solve: Solve) -> Solved:
+        count = len(solve.devices)
+        if count not in self._plans:
+            self._plans[count] = largest_plan(self._problem, count)
+        plan = renumber_devices(self._plans[count], solve.current, solve.devices)
+        return Solved(number=solve.number, plan=plan, rates=solve.rates)
+
+
+PLANS = {"plan": DEVICES} | {f"plan-{count}": count for count in range(1, QUOTA + 1) if count != DEVICES}
+BUDGETS = {f"cotenant-{count}": count for count in range(1, QUOTA)}  # devices at most
+UNMOVED = TargetRateOptions(rise=math.inf, rise_by=math.inf, fall=1.0)  # plan anew for other devices alone
+BY_COUNT = ("utilisation", "concurrency", "two loops")  # loops that decide how many devices there are, and no more
 LOOPS: dict[str, Maker] = {
     "cotenant": _ours,
     "fixed": _periodic(lambda kind: StaticScaling(devices={kind: DEVICES}), 15.0),
-    "utilisation": _periodic(lambda kind: UtilisationScaling(kind=kind, target=0.7), 15.0),
-    "concurrency": _periodic(lambda kind: ConcurrencyScaling(kind=kind, target=8.0), 2.0),
-    "two loops": _periodic(lambda kind: TwoLoopScaling(kind=kind), 5.0),
+    "utilisation": _periodic(lambda kind: UtilisationScaling(kind=kind, target=0.7), 15.0, UNMOVED),
+    "concurrency": _periodic(lambda kind: ConcurrencyScaling(kind=kind, target=8.0, to_zero=False), 2.0, UNMOVED),
+    "two loops": _periodic(lambda kind: TwoLoopScaling(kind=kind), 5.0, UNMOVED),
     "gpulet": _periodic(lambda kind: IncrementalScaling(planner=load_planner("elastic-plus")), 20.0),
     "HetSev": _periodic(lambda kind: GreedyScaling(share=500), 15.0),
-}
+} | dict.fromkeys(BUDGETS, _ours)
 
 
 def demo_case(load: float, folder: Path) -> Case:
@@ -195,27 +221,40 @@ def run(trace: str, loop: str, given: Case, start: float, seconds: float, seed: 
 
 def _fixed_plan(problem: Problem, devices: int, load: Workload, seconds: float, seed: int) -> tuple[Report, float]:
     """Return a report, and device-seconds, of one plan for the largest multiple of the rates."""
+    report = simulate(problem, largest_plan(problem, devices), load, seconds=seconds, seed=seed)
+    return report, devices * seconds
+
+
+def largest_plan(problem: Problem, devices: int) -> Plan:
+    """Return the plan of so many devices for the largest multiple of the rates, the same whatever else runs."""
     problem = msgspec.structs.replace(with_devices(problem, {problem.fleet[0].name: devices}), objective="rate")
-    plan = plan_problem(problem, validate=False, clock=None)  # the same plan whatever else runs
-    return simulate(problem, plan, load, seconds=seconds, seed=seed), devices * seconds
+    return plan_problem(problem, validate=False, clock=None)
 
 
 def _controlled(given: Case, loop: str, load: Workload, seconds: float, seed: int) -> tuple[Report, float]:
     kind = given.problem.fleet[0].name
-    fleet: tuple[Kind, ...] = (msgspec.structs.replace(given.problem.fleet[0], count=QUOTA),)
+    quota = BUDGETS.get(loop, QUOTA)
+    fleet: tuple[Kind, ...] = (msgspec.structs.replace(given.problem.fleet[0], count=quota),)
     problem = msgspec.structs.replace(given.problem, fleet=fleet)
-    devices = tuple(DeviceId(kind, index) for index in range(DEVICES))
-    cloud = SimulatedCloud([CloudKind(kind=kind, launch_seconds=LAUNCH, quota=QUOTA)], seed=seed, used=devices)
+    devices = tuple(DeviceId(kind, index) for index in range(min(DEVICES, quota)))
+    plan = given.plan if quota >= given.plan.devices_used else largest_plan(problem, quota)
+    cloud = SimulatedCloud([CloudKind(kind=kind, launch_seconds=LAUNCH, quota=quota)], seed=seed, used=devices)
     controller = LOOPS[loop](problem, devices, cloud.offers())
-    adaptation = Adaptation(controller=controller, solver=Replanner(problem), provider=cloud)
-    report = simulate(problem, given.plan, load, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP)
+    solver = PlanPerCount(problem) if loop in BY_COUNT else Replanner(problem)
+    adaptation = Adaptation(controller=controller, solver=solver, provider=cloud)
+    report = simulate(problem, plan, load, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP)
     return report, sum(cloud.device_seconds(seconds).values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", nargs="+", choices=TRACES, default=list(TRACES))
-    parser.add_argument("--loop", nargs="+", choices=[*LOOPS, *PLANS], default=[*LOOPS, "plan"])
+    parser.add_argument(
+        "--loop",
+        nargs="+",
+        choices=[*LOOPS, *PLANS],
+        default=[*(loop for loop in LOOPS if loop not in BUDGETS), "plan"],
+    )
     parser.add_argument("--profiles", type=Path)
     parser.add_argument("--start", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=3400.0)
