@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.periodic import PeriodicOptions
 from cotenant.control.scaling import ScalingPolicy
 from cotenant.control.scaling.hetsev import GreedyScaling, LeastCostScaling
@@ -130,7 +131,7 @@ def simulate_run(run: Run) -> AutoscaledRun:
     environment, workload = cluster(rates, run.devices), Workload(run.curves)
     if system.policy == TRACKING.policy:
         return run_tracked(
-            asked,
+            at_scale(asked, ControllerOptions().headroom),  # every system begins with headroom
             environment,
             workload,
             seconds=run.seconds,

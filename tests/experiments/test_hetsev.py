@@ -21,7 +21,17 @@ from cotenant.workload import Workload
 from cotenant.workload.sources import Curve
 from experiments.autoscaled_runs import run_autoscaled, summarize_intervals
 from experiments.hetsev import fig05, fig05_clients, fig05_loads, fig06, fig07, paper
-from experiments.hetsev.cluster import K8S, MODELS, SATURATION, SYSTEMS, TRACKING, cluster, problem, simulate_run
+from experiments.hetsev.cluster import (
+    HETSEV,
+    K8S,
+    MODELS,
+    SATURATION,
+    SYSTEMS,
+    TRACKING,
+    cluster,
+    problem,
+    simulate_run,
+)
 from experiments.hetsev.instances import InstancePlanner
 from experiments.parallel import Options
 from tests.experiments.data import needs_data
@@ -162,6 +172,14 @@ def test_figure_6(tmp_path: Path) -> None:
     assert rows[-1].paper_missed == paper.FIG06_MISSED_PERCENT
     assert rows[-1].instances >= rows[-1].gpus >= 1
     drawn(fig06, rows, tmp_path)
+
+
+@needs_data
+def test_every_system_begins_with_headroom_over_the_first_rates() -> None:
+    for system in (HETSEV, TRACKING):
+        run = fig07.run_to(system, 400.0, 0, seconds=15.0)
+        (_, first), *_ = simulate_run(run).plans
+        assert all(first.rate(name) >= 1.2 * curve.at(0.0) for name, curve in run.curves.items()), system.name
 
 
 @needs_data
