@@ -51,19 +51,19 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def cotenant(
-    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, front_ends: int = 1
+    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, http_processes: int = 1
 ) -> Iterator[tuple[int, str]]:
     """Run `cotenant serve` with these models on one whole device; yield pid and URL."""
-    with serving(models, backend=backend, adapt=adapt, front_ends=front_ends) as (pid, addresses):
+    with serving(models, backend=backend, adapt=adapt, http_processes=http_processes) as (pid, addresses):
         yield pid, f"http://{addresses['http']}"
 
 
 @contextmanager
 def serving(
-    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, front_ends: int = 1
+    models: Mapping[str, Served], *, backend: str = "cpu", adapt: bool = True, http_processes: int = 1
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Run `cotenant serve` with these models on one whole device; yield pid, and addresses by front end. adapt: to what
-    they are asked for. front_ends: processes that accept HTTP."""
+    they are asked for. http_processes: processes that accept HTTP."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         entries = []
@@ -82,7 +82,7 @@ def serving(
         ]
         (root / "profiles.csv").write_text(write_profiles(profiles))
         head = f'backend = "{backend}"\nprofiles = "profiles.csv"\nadapt = {str(adapt).lower()}\n'
-        head += f"http_processes = {front_ends}\n[cpu]\ncuts = [100]\n"
+        head += f"http_processes = {http_processes}\n[cpu]\ncuts = [100]\n"
         (root / "settings.toml").write_text(head + "".join(entries))
         ports = (f"--{front}-port=0" for front in ("http", "grpc", "metrics"))
         with started("-m", "cotenant", "serve", f"{root}/settings.toml", *ports, "--json") as (pid, line):

@@ -6,7 +6,7 @@ they are answered, rejections included. The callers have the last core for thems
 others, unless `--shared`: then they compete for all. `--slower N`: with a model, and a target, N times as slow.
 Where all of an open loop's connections are taken, its requests wait for one, or are given up after `--patience` ms: a
 server that answers less than is offered gets them late otherwise, whatever it does.
-`--seconds N`: duration of each run, 20 by default. `--front-ends N`: processes that accept.
+`--seconds N`: duration of each run, 20 by default. `--http-processes N`: processes that accept.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def measure(
     *,
     shared: bool,
     patience: float,
-    front_ends: int,
+    http_processes: int,
 ) -> None:
     cores = os.sched_getaffinity(0)
     own = cores if shared else {max(cores)}
@@ -125,7 +125,7 @@ def measure(
             sys.exit("there is no core for the callers alone; try --shared")
         os.sched_setaffinity(0, cores - own)  # what the server inherits
     with (
-        cotenant({"sleeper": sleeper(slower)}, backend="fake", front_ends=front_ends) as (pid, url),
+        cotenant({"sleeper": sleeper(slower)}, backend="fake", http_processes=http_processes) as (pid, url),
         tempfile.TemporaryDirectory() as folder,
     ):
         caller = Caller(compiled(Path(folder)), Path(folder), url, sleeper(slower).slo, own, patience)
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, nargs="*", default=[512, 4000])
     parser.add_argument("--slower", type=float, default=1.0)
     parser.add_argument("--patience", type=float, default=-1.0)
-    parser.add_argument("--front-ends", type=int, default=1)
+    parser.add_argument("--http-processes", type=int, default=1)
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
@@ -178,7 +178,7 @@ def main() -> None:
         asked.seconds,
         shared=asked.shared,
         patience=asked.patience,
-        front_ends=asked.front_ends,
+        http_processes=asked.http_processes,
     )
 
 

@@ -35,12 +35,12 @@ from cotenant.live.access import Access
 from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.adaptation_driver import Solver
 from cotenant.live.deployment import nothing_yet
-from cotenant.live.front_ends import FrontEnds
-from cotenant.live.front_ends.messages import TlsFiles
-from cotenant.live.front_ends.supervisor import beyond
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http_processes import HttpProcesses
+from cotenant.live.http_processes.messages import TlsFiles
+from cotenant.live.http_processes.supervisor import beyond
 from cotenant.live.limits import Limits, MemoryBudget, grpc_limits, metrics_limits
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
@@ -133,7 +133,7 @@ async def running(
             tls=tls,
             log_access=settings.access_log,
         )
-        http = own if settings.http_processes == 1 else _front_ends(settings, server, own.handler, limits, access)
+        http = own if settings.http_processes == 1 else _http_processes(settings, server, own.handler, limits, access)
         metrics = HttpServer(server, only_metrics=True, limits=metrics_limits(), access=access, tls=tls)
         grpc = GrpcServer(
             server,
@@ -255,16 +255,16 @@ def _shared_limits(settings: Settings) -> Limits:
     return Limits(body=settings.max_body, memory=settings.max_memory // processes)
 
 
-def _front_ends(
+def _http_processes(
     settings: Settings, server: Server, handler: RequestHandler, limits: Limits, access: Access
-) -> FrontEnds:
+) -> HttpProcesses:
     """Return HTTP as several processes serve it. handler: answers in this one what is not inference."""
     files = settings.access
-    return FrontEnds(
+    return HttpProcesses(
         server,
         server.arena,
         settings.http_processes,
-        "cotenant.app.front_end",
+        "cotenant.app.http_process",
         handler,
         limits=limits,
         access=access,
@@ -275,7 +275,7 @@ def _front_ends(
     )
 
 
-async def _listen(front_end: HttpServer | FrontEnds | GrpcServer, host: str, port: int) -> str:
+async def _listen(front_end: HttpServer | HttpProcesses | GrpcServer, host: str, port: int) -> str:
     bound = await front_end.listen(host, port)
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"{shown}:{bound}"

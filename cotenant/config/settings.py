@@ -48,7 +48,7 @@ ModelControlMode = Literal["explicit", "poll", "none", "kubernetes"]
 
 
 MIN_WORKER_MEMORY = 256 << 20  # bytes
-MAX_FRONT_ENDS = 64
+MAX_HTTP_PROCESSES = 64
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -431,8 +431,8 @@ def _endpoint(url: str | None, place: str) -> str | None:
 
 def _http_processes(file: _SettingsFile, place: str) -> int:
     count = file.http_processes
-    if not 1 <= count <= MAX_FRONT_ENDS:
-        raise ConfigError(f"{place}: http_processes: {count} processes; write 1 to {MAX_FRONT_ENDS}")
+    if not 1 <= count <= MAX_HTTP_PROCESSES:
+        raise ConfigError(f"{place}: http_processes: {count} processes; write 1 to {MAX_HTTP_PROCESSES}")
     if count == 1:
         return count
     if file.allow_client_shm:

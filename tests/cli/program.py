@@ -124,7 +124,7 @@ def workers_of(parent: int) -> list[int]:
         try:
             fields = stat.read_text().rpartition(")")[2].split()
             program = (stat.parent / "cmdline").read_bytes()
-            if int(fields[1]) == parent and (b"cotenant.worker." in program or b"cotenant.app.front_end" in program):
+            if int(fields[1]) == parent and (b"cotenant.worker." in program or b"cotenant.app.http_process" in program):
                 found.append(int(stat.parent.name))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""A front end and the server's process in one: the whole protocol between them, without sockets and processes."""
+"""An HTTP process and the server's process in one: the whole protocol between them, without sockets and processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import msgspec
 
-from cotenant.live.front_ends.board import SIZE, Board
-from cotenant.live.front_ends.messages import HEAD, ToFrontEnd, ToServer
-from cotenant.live.front_ends.publisher import AdmissionPublisher
-from cotenant.live.front_ends.remote_core import RemoteCore, RemoteShedder
-from cotenant.live.front_ends.session import FrontEndSession
 from cotenant.live.http import HttpServer
+from cotenant.live.http_processes.board import SIZE, Board
+from cotenant.live.http_processes.messages import HEAD, ToHttpProcess, ToServer
+from cotenant.live.http_processes.publisher import AdmissionPublisher
+from cotenant.live.http_processes.remote_core import RemoteCore, RemoteShedder
+from cotenant.live.http_processes.session import HttpProcessSession
 from cotenant.live.oip import Core
 from cotenant.worker.arena import Block, Region
 from tests.live.stub import StubCore
@@ -53,7 +53,7 @@ class StubLoop:
 
 
 class Remote:
-    """A front end before a core of the server's process. server: serves HTTP. loop: of both; by default
+    """An HTTP process before a core of the server's process. server: serves HTTP. loop: of both; by default
     a round has one message. frames: that the server's process has taken, and sent.
     busy: what comes to it waits for `go_on`."""
 
@@ -71,14 +71,14 @@ class Remote:
         self.own = HttpServer(core, **options)
         core.changed.append(self.board.change_models)
         self.publisher = AdmissionPublisher(core, self.board, loop=loop)
-        self.session = FrontEndSession(
+        self.session = HttpProcessSession(
             0,
             core,
             self.own.handler,
             self.board,
             self.publisher,
             part,
-            self._to_front_end,
+            self._to_http_process,
             loop,
         )
         memory = cast(Any, self.arena)._memory
@@ -100,7 +100,7 @@ class Remote:
         )
 
     def end(self) -> None:
-        """Let go of all that the front end's process had."""
+        """Let go of all that the HTTP process's process had."""
         del self.server, self.core, self.region, self.session, self.part
 
     def go_on(self) -> None:
@@ -122,8 +122,8 @@ class Remote:
             self.session.take(message)
         self.session.taken()
 
-    def _to_front_end(self, frame: bytearray) -> None:
+    def _to_http_process(self, frame: bytearray) -> None:
         self.frames[1] += 1
-        for message in msgspec.msgpack.decode(bytes(frame)[HEAD.size :], type=list[ToFrontEnd]):
+        for message in msgspec.msgpack.decode(bytes(frame)[HEAD.size :], type=list[ToHttpProcess]):
             self.core.take(message)
         self.core.taken()

@@ -30,9 +30,13 @@ from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, WorkerError
 from cotenant.live import codec
 from cotenant.live.batch_tensors import tensor_of
-from cotenant.live.front_ends.board import SIZE, Board
-from cotenant.live.front_ends.link import CLOSED, Link
-from cotenant.live.front_ends.messages import (
+from cotenant.live.grpc import tensors
+from cotenant.live.http import HttpServer, Limits
+from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http_processes.board import SIZE, Board
+from cotenant.live.http_processes.link import CLOSED, Link
+from cotenant.live.http_processes.messages import (
     HEAD,
     Answer,
     Cancel,
@@ -44,17 +48,13 @@ from cotenant.live.front_ends.messages import (
     Model,
     Response,
     Returned,
-    ToFrontEnd,
+    ToHttpProcess,
     ToServer,
     Unread,
 )
-from cotenant.live.front_ends.publisher import AdmissionPublisher
-from cotenant.live.front_ends.remote_core import RemoteCore
-from cotenant.live.front_ends.session import FrontEndSession
-from cotenant.live.grpc import tensors
-from cotenant.live.http import HttpServer, Limits
-from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http_processes.publisher import AdmissionPublisher
+from cotenant.live.http_processes.remote_core import RemoteCore
+from cotenant.live.http_processes.session import HttpProcessSession
 from cotenant.live.oip import InferRequest
 from cotenant.live.process import WorkerConnection, WorkerProcess
 from cotenant.protocol import messages
@@ -524,7 +524,7 @@ _FROM_SERVER = (
 _OPEN = InferRequest(model="m", version="1", inputs=(Tensor("x", "FP32", (1, 4), bytes(16)),))
 _PART = Block(0, 1024, memoryview(bytes(1024)))
 _board = Board(memoryview(bytearray(SIZE)), 1)
-_to_http = msgspec.msgpack.Decoder(list[ToFrontEnd])
+_to_http = msgspec.msgpack.Decoder(list[ToHttpProcess])
 _to_session = msgspec.msgpack.Decoder(list[ToServer])
 
 
@@ -581,7 +581,7 @@ def http_processes(rng: random.Random) -> None:
     try:
         publisher = AdmissionPublisher(_core, _board, loop=loop)
         publisher.slot("identity")
-        session = FrontEndSession(0, _core, handler, _board, publisher, _PART, partial(_read, _to_http), loop)
+        session = HttpProcessSession(0, _core, handler, _board, publisher, _PART, partial(_read, _to_http), loop)
         _carry(_frames(_FROM_HTTP, rng), ToServer, session.take, rng)
         loop.run_timers()
         session.close()
@@ -593,7 +593,7 @@ def http_processes(rng: random.Random) -> None:
         remote._look_up("m", "1", told.append)
         remote.take(Model(1, INFOS[0], _board.models, 0))
         assert told == [None] and remote.infer(_OPEN, told.append) == 2
-        _carry(_frames(_FROM_SERVER, rng), ToFrontEnd, remote.take, rng)
+        _carry(_frames(_FROM_SERVER, rng), ToHttpProcess, remote.take, rng)
     finally:
         asyncio._set_running_loop(None)
         _core.held.clear()

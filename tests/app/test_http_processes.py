@@ -33,13 +33,13 @@ key = "key.pem"
 """
 
 
-def front_ends() -> set[int]:
+def http_processes() -> set[int]:
     """The processes of this one that accept."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"cotenant.app.front_end" in (path.parent / "cmdline").read_bytes():
+            if parent == os.getpid() and b"cotenant.app.http_process" in (path.parent / "cmdline").read_bytes():
                 found.add(int(path.parent.name))
     return {pid for pid in found if alive(pid)}
 
@@ -79,7 +79,7 @@ def guarded(folder: Path) -> Iterator[Path]:
     general, models = path.read_text().replace('"2s"', '"30s"').split("[[models]]", 1)
     path.write_text(f"{general}{SETTINGS}[[models]]{models}")
     yield folder
-    until(lambda: not front_ends())
+    until(lambda: not http_processes())
 
 
 def test_two_processes_serve_one_port_until_the_end(guarded: Path) -> None:
@@ -95,7 +95,7 @@ def test_two_processes_serve_one_port_until_the_end(guarded: Path) -> None:
         assert callers[0].ask("POST", "/v2/repository/models/lookup/unload")[0] == 403
         assert callers[0].ask("POST", "/v2/logging", {}, token=CONTROL)[0] == 200
 
-        one, other = front_ends()
+        one, other = http_processes()
         os.kill(one, signal.SIGKILL)
         answered = 0
         for each in callers:
@@ -103,10 +103,10 @@ def test_two_processes_serve_one_port_until_the_end(guarded: Path) -> None:
                 answered += each.infers()
         assert 0 < answered < len(callers)  # those of the other process
         assert all(caller().infers() for _ in range(12))  # those that come meanwhile wait for its successor
-        until(lambda: len(front_ends()) == 2)
-        assert other in front_ends() and one not in front_ends()
+        until(lambda: len(http_processes()) == 2)
+        assert other in http_processes() and one not in http_processes()
         assert server.status().statistics["identity"].outcomes["served"] == 24 + answered + 12
-    assert not front_ends()
+    assert not http_processes()
 
 
 @pytest.mark.parametrize(

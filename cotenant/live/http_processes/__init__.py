@@ -9,6 +9,6 @@ process that read it. `supervisor` starts the processes, and again where one die
 
 from __future__ import annotations
 
-from cotenant.live.front_ends.supervisor import FrontEnds
+from cotenant.live.http_processes.supervisor import HttpProcesses
 
-__all__ = ["FrontEnds"]
+__all__ = ["HttpProcesses"]

@@ -1,4 +1,4 @@
-"""Serve one front end in a process of its own: put its requests to the core, and send it the answers."""
+"""Serve one HTTP process in a process of its own: put its requests to the core, and send it the answers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from cotenant.core.tensor import ModelInfo, Tensor
 from cotenant.errors import FailedError, RequestError
-from cotenant.live.front_ends.board import Board
-from cotenant.live.front_ends.link import EventLoop, Outbox
-from cotenant.live.front_ends.loans import Borrower, Lender
-from cotenant.live.front_ends.messages import (
+from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http_processes.board import Board
+from cotenant.live.http_processes.link import EventLoop, Outbox
+from cotenant.live.http_processes.loans import Borrower, Lender
+from cotenant.live.http_processes.messages import (
     Answer,
     Cancel,
     Drain,
@@ -28,9 +30,7 @@ from cotenant.live.front_ends.messages import (
     Unread,
     failure,
 )
-from cotenant.live.front_ends.publisher import AdmissionPublisher
-from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.request_handler import RequestHandler
+from cotenant.live.http_processes.publisher import AdmissionPublisher
 from cotenant.live.oip import UNEXPECTED, Core, InferRequest, InferResponse, check_request, check_size
 from cotenant.worker.arena import Block
 
@@ -47,9 +47,9 @@ class SharedCore(Core, Protocol):
     def watch_models(self, changed: Callable[[], None]) -> None: ...
 
 
-class FrontEndSession:
-    """Serve one front end, until `cancel`. number: its place on the board. part: its memory. handler: answers what is
-    not inference. The others are as in `RemoteCore`."""
+class HttpProcessSession:
+    """Serve one HTTP process, until `cancel`. number: its place on the board. part: its memory. handler: answers what
+    is not inference. The others are as in `RemoteCore`."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class FrontEndSession:
         self._closed = False
 
     def send(self, message: Setup | Drain) -> None:
-        """Send the front end a message of whoever started it."""
+        """Send the HTTP process a message of whoever started it."""
         self._outbox.send(message)
 
     def take(self, message: object) -> None:
-        """Take a message of the front end. Raises WorkerError for one that is not the protocol."""
+        """Take a message of the HTTP process. Raises WorkerError for one that is not the protocol."""
         match message:
             case Infer():
                 self._infer(message)
@@ -105,13 +105,13 @@ class FrontEndSession:
         self._board.take_frame(self._number)
 
     def cancel(self) -> None:
-        """End what the front end has begun: its callers have left with it."""
+        """End what the HTTP process has begun: its callers have left with it."""
         self._closed = True
         for number in [*self._open, *self._forwarded]:
             self._cancel(number)
 
     def close(self) -> None:
-        """Take back the memory of a front end whose process has ended: until then it may read what it was lent, and
+        """Take back the memory of an HTTP process whose process has ended: until then it may read what it was lent, and
         write to its part."""
         self.cancel()
         self._lender = Lender(self._core.allocate)
@@ -195,7 +195,7 @@ class FrontEndSession:
             stream.open(lambda data: self._outbox.send(Event(number, data)))
 
     def hold(self, size: int) -> None:
-        """Count the memory of a response, until it is sent to the front end."""
+        """Count the memory of a response, until it is sent to the HTTP process."""
         self._handler.memory.used += size
 
     # Both
@@ -239,7 +239,7 @@ class _Caller:
 class _ForwardedRequest:
     """Hold a request that was passed on; a `Channel` of its cycle. transport: None once the caller has left."""
 
-    def __init__(self, session: FrontEndSession, message: Forward) -> None:
+    def __init__(self, session: HttpProcessSession, message: Forward) -> None:
         self.number = message.number
         self.transport: Any = _Caller(message.peer)
         self._session = session
@@ -249,7 +249,7 @@ class _ForwardedRequest:
         self.cycle.closes = message.closes
 
     def closes_after(self, cycle: RequestCycle) -> bool:
-        return False  # the front end knows
+        return False  # the HTTP process knows
 
     def hold(self, cycle: RequestCycle, size: int) -> None:
         if self.transport is not None:

@@ -1,4 +1,4 @@
-"""Start front ends in processes of their own, start them again where they die, and stop them."""
+"""Start HTTP processes, start them again where they die, and stop them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cotenant import __version__
 from cotenant.errors import ConfigError
 from cotenant.live.access import Access
 from cotenant.live.confinement import Confinement
-from cotenant.live.front_ends.board import SIZE, Board
-from cotenant.live.front_ends.link import CLOSED, Link
-from cotenant.live.front_ends.messages import Drain, Setup, TlsFiles, ToServer
-from cotenant.live.front_ends.publisher import AdmissionPublisher
-from cotenant.live.front_ends.session import FrontEndSession, SharedCore
 from cotenant.live.http.listener import listening_sockets
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http.server import cannot_listen
+from cotenant.live.http_processes.board import SIZE, Board
+from cotenant.live.http_processes.link import CLOSED, Link
+from cotenant.live.http_processes.messages import Drain, Setup, TlsFiles, ToServer
+from cotenant.live.http_processes.publisher import AdmissionPublisher
+from cotenant.live.http_processes.session import HttpProcessSession, SharedCore
 from cotenant.live.limits import Limits
 from cotenant.worker.arena import PAGE, Arena
 
 logger = logging.getLogger(__name__)
 
-WATCH = 1.0  # seconds between two looks whether front ends are alive
+WATCH = 1.0  # seconds between two looks whether HTTP processes are alive
 SILENCE = 10.0  # seconds without a sign of life after which one is ended
 STARTING = 60.0  # the same while it starts
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 5.0  # seconds before one that died is started again: doubled while they die young
@@ -51,17 +51,17 @@ TLS_ENVIRONMENT = (
 
 
 def part_size(limits: Limits) -> int:
-    """Return the bytes of the arena that a front end may allocate: bodies, and tensors that were read from JSON."""
+    """Return the bytes of the arena that an HTTP process may allocate: bodies, and tensors that were read from JSON."""
     return -(-2 * limits.memory // PAGE) * PAGE
 
 
 def beyond(count: int, limits: Limits) -> int:
-    """Return the bytes that an arena needs beyond its own: the board, and for each front end two parts, since what
+    """Return the bytes that an arena needs beyond its own: the board, and for each HTTP process two parts, since what
     workers still read of one that died is not its successor's."""
     return -(-SIZE // PAGE) * PAGE + 2 * count * part_size(limits)
 
 
-class FrontEnds:
+class HttpProcesses:
     """Serve HTTP by `count` processes on one port. As `HttpServer` it listens and stops.
 
     core: answers their requests. arena: has `beyond` for them. module: what a process runs. handler: answers what is
@@ -119,7 +119,7 @@ class FrontEnds:
     async def listen(self, host: str, port: int) -> int:
         """Start to serve; return the port (a free one for port 0). Raises ConfigError.
 
-        The sockets stay this process's, too: connections that wait for a front end which dies are its successor's.
+        The sockets stay this process's, too: connections that wait for an HTTP process which dies are its successor's.
         """
         if not hasattr(socket, "SO_REUSEPORT"):
             raise ConfigError("http_processes: this system cannot share a port (SO_REUSEPORT); set http_processes = 1")
@@ -159,7 +159,7 @@ class FrontEnds:
     # Our own
 
     def _start(self, place: _Place) -> None:
-        """Start a front end. One that cannot be started now is tried again."""
+        """Start an HTTP process. One that cannot be started now is tried again."""
         if self._stopping:
             return
         place.started = self._clock()
@@ -170,7 +170,7 @@ class FrontEnds:
                 raise OSError(0, "workers still read what the last ones have received")
             process, connection = self._spawn(place)
         except OSError as error:
-            self._again(place, f"cannot start front end {place.number}: {error.strerror}")
+            self._again(place, f"cannot start HTTP process {place.number}: {error.strerror}")
             return
         place.process = process
         link: Link[ToServer] = Link(
@@ -180,7 +180,7 @@ class FrontEnds:
             taken=lambda: session.taken(),
             lost=lambda reason: self._lost(place, reason),
         )
-        session = place.session = FrontEndSession(
+        session = place.session = HttpProcessSession(
             place.number,
             self._core,
             self._handler,
@@ -216,7 +216,7 @@ class FrontEnds:
         return process, connection
 
     def _lost(self, place: _Place, reason: str) -> None:
-        """End a front end that is gone, or cannot be understood; start another."""
+        """End an HTTP process that is gone, or cannot be understood; start another."""
         process, session = place.process, place.session
         place.process = place.session = place.link = None
         if process is None or session is None:
@@ -230,7 +230,7 @@ class FrontEnds:
         task.add_done_callback(self._ending.pop)
 
     async def _replace(
-        self, place: _Place, process: subprocess.Popen[bytes], session: FrontEndSession, reason: str
+        self, place: _Place, process: subprocess.Popen[bytes], session: HttpProcessSession, reason: str
     ) -> None:
         if not await _exited(process, EXIT):
             process.kill()
@@ -239,7 +239,7 @@ class FrontEnds:
         if not self._stopping:
             code = process.returncode
             ended = f"it was killed by signal {-code}" if code is not None and code < 0 else reason
-            self._again(place, f"front end {place.number} died: {place.verdict or ended}")
+            self._again(place, f"HTTP process {place.number} died: {place.verdict or ended}")
 
     def _again(self, place: _Place, reason: str) -> None:
         logger.warning("%s; it is started again", reason)
@@ -249,8 +249,8 @@ class FrontEnds:
         self._loop.call_later(place.pause, self._start, place)
 
     def _watch(self) -> None:
-        """End front ends that give no sign of life. Where this process itself was frozen, so may they have been: their
-        time begins anew."""
+        """End HTTP processes that give no sign of life. Where this process itself was frozen, so may they have been:
+        their time begins anew."""
         self._watching = self._loop.call_later(WATCH, self._watch)
         self._arena.parts.reclaim()  # of processes that ended while workers read what they had received
         now = self._clock()
@@ -281,14 +281,14 @@ class FrontEnds:
 
 
 class _Place:
-    """Hold a front end's place: its sockets, which stay, and its process, which may be another one later. verdict: why
-    it was ended."""
+    """Hold an HTTP process's place: its sockets, which stay, and its process, which may be another one later. verdict:
+    why it was ended."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.listening: Sequence[socket.socket] = ()
         self.process: subprocess.Popen[bytes] | None = None
-        self.session: FrontEndSession | None = None
+        self.session: HttpProcessSession | None = None
         self.link: Link[ToServer] | None = None
         self.started = 0.0
         self.pause = FIRST_PAUSE / 2
@@ -298,7 +298,7 @@ class _Place:
 async def _exited(process: subprocess.Popen[bytes], seconds: float) -> bool:
     """Wait until a process has exited; return whether it has. It is reaped then.
 
-    No thread waits for it: those of the event loop's executor answer what front ends pass on until they exit.
+    No thread waits for it: those of the event loop's executor answer what HTTP processes pass on until they exit.
     """
     until = time.monotonic() + seconds
     while process.poll() is None:

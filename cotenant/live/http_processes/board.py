@@ -1,8 +1,8 @@
-"""Publish what admission knows in shared memory, so that front ends in other processes reject without asking.
+"""Publish what admission knows in shared memory, so that HTTP processes reject without asking.
 
 Each word has one writer. The server's process writes, by model, how many more requests of one row would be admitted
 (`room`), how many seconds the first of them may have lost (`slack`), and how many rows it had heard of by then
-(`heard`). Each front end writes how many rows it has sent (`sent`). So what all of them have sent since the last
+(`heard`). Each HTTP process writes how many rows it has sent (`sent`). So what all of them have sent since the last
 publication is known to each, and a room for ten requests is not taken by ten in each process.
 
 A record is written between two increments of its version (a sequence lock); a reader that finds it odd, or changed
@@ -18,26 +18,26 @@ import time
 from collections.abc import Callable
 
 SLOTS = 1000  # models that have a place on the board; requests for further ones are passed on
-MAX_FRONT_ENDS = 64
+MAX_HTTP_PROCESSES = 64
 UNKNOWN = -1  # room: the server does not say
 FRESH = 0.1  # seconds for which a record holds of a model of which nothing was sent since
 
 _WORD = 8  # bytes
-_HEADER = 8  # words before what belongs to front ends
+_HEADER = 8  # words before what belongs to HTTP processes
 _MODELS, _CROWDED = range(2)  # of these
-_OWN = 8  # words of each front end: a cache line
+_OWN = 8  # words of each HTTP process: a cache line
 _FRAMES, _BEAT = range(2)  # of these: frames that the server has taken of it; when it was last alive, in ms
 _RECORD = 5  # words of a model
 _VERSION, _ROOM, _SLACK, _HEARD, _WHEN = range(5)  # of these; `_SLACK` and `_WHEN` in µs
 
-_FRONT_ENDS = _HEADER
-_SENT = _FRONT_ENDS + MAX_FRONT_ENDS * _OWN
-_RECORDS = _SENT + MAX_FRONT_ENDS * SLOTS
+_HTTP_PROCESSES = _HEADER
+_SENT = _HTTP_PROCESSES + MAX_HTTP_PROCESSES * _OWN
+_RECORDS = _SENT + MAX_HTTP_PROCESSES * SLOTS
 SIZE = (_RECORDS + SLOTS * _RECORD) * _WORD
 
 
 class Board:
-    """Read and write the board. view: its `SIZE` bytes, 0 at first. count: of front ends. clock: the same for all."""
+    """Read and write the board. view: its `SIZE` bytes, 0 at first. count: HTTP processes. clock: the same for all."""
 
     def __init__(self, view: memoryview, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._words = view.cast("B").cast("q")
@@ -74,38 +74,38 @@ class Board:
         words[at + _WHEN] = int(self._clock() * 1e6)
         words[at + _VERSION] += 1
 
-    def take_frame(self, front_end: int) -> None:
-        """Count a frame of a front end that was taken."""
-        self._words[_FRONT_ENDS + front_end * _OWN + _FRAMES] += 1
+    def take_frame(self, http_process: int) -> None:
+        """Count a frame of an HTTP process that was taken."""
+        self._words[_HTTP_PROCESSES + http_process * _OWN + _FRAMES] += 1
 
-    def clear(self, front_end: int) -> None:
-        """Forget a front end, whose process has ended."""
-        start = _FRONT_ENDS + front_end * _OWN
+    def clear(self, http_process: int) -> None:
+        """Forget an HTTP process, whose process has ended."""
+        start = _HTTP_PROCESSES + http_process * _OWN
         for word in range(start, start + _OWN):
             self._words[word] = 0
-        start = _SENT + front_end * SLOTS
+        start = _SENT + http_process * SLOTS
         for word in range(start, start + SLOTS):
             self._words[word] = 0
 
-    # What front ends write
+    # What HTTP processes write
 
-    def send(self, front_end: int, slot: int, rows: int) -> None:
-        """Count rows that a front end sends."""
-        self._words[_SENT + front_end * SLOTS + slot] += rows
+    def send(self, http_process: int, slot: int, rows: int) -> None:
+        """Count rows that an HTTP process sends."""
+        self._words[_SENT + http_process * SLOTS + slot] += rows
 
-    def beat(self, front_end: int, now: float) -> None:
-        """Say that a front end is alive."""
-        self._words[_FRONT_ENDS + front_end * _OWN + _BEAT] = int(now * 1e3)
+    def beat(self, http_process: int, now: float) -> None:
+        """Say that an HTTP process is alive."""
+        self._words[_HTTP_PROCESSES + http_process * _OWN + _BEAT] = int(now * 1e3)
 
     # What both read
 
-    def last_beat(self, front_end: int) -> float:
-        """Return when a front end was last alive, in seconds; 0 if it has not said so."""
-        return self._words[_FRONT_ENDS + front_end * _OWN + _BEAT] / 1e3
+    def last_beat(self, http_process: int) -> float:
+        """Return when an HTTP process was last alive, in seconds; 0 if it has not said so."""
+        return self._words[_HTTP_PROCESSES + http_process * _OWN + _BEAT] / 1e3
 
-    def frames_taken(self, front_end: int) -> int:
-        """Return how many frames of a front end the server has taken."""
-        return self._words[_FRONT_ENDS + front_end * _OWN + _FRAMES]
+    def frames_taken(self, http_process: int) -> int:
+        """Return how many frames of an HTTP process the server has taken."""
+        return self._words[_HTTP_PROCESSES + http_process * _OWN + _FRAMES]
 
     def room(self, slot: int) -> tuple[int, float]:
         """Return how many more requests of one row would be admitted for a model, and how many seconds the first may

@@ -1,4 +1,4 @@
-"""Stand in for the server's core in a front end that is a process of its own."""
+"""Stand in for the server's core in an HTTP process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from cotenant.core.tensor import ModelInfo
 from cotenant.errors import FailedError, RequestError
-from cotenant.live.front_ends.board import Board
-from cotenant.live.front_ends.link import EventLoop, Outbox
-from cotenant.live.front_ends.loans import Borrower, Lender
-from cotenant.live.front_ends.messages import (
+from cotenant.live.http.load_shedding import LoadShedder, Loop
+from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.response import EventStream
+from cotenant.live.http_processes.board import Board
+from cotenant.live.http_processes.link import EventLoop, Outbox
+from cotenant.live.http_processes.loans import Borrower, Lender
+from cotenant.live.http_processes.messages import (
     Answer,
     Cancel,
     Event,
@@ -28,9 +31,6 @@ from cotenant.live.front_ends.messages import (
     Unread,
     error_of,
 )
-from cotenant.live.http.load_shedding import LoadShedder, Loop
-from cotenant.live.http.request_cycle import RequestCycle
-from cotenant.live.http.response import EventStream
 from cotenant.live.oip import UNEXPECTED, Done, InferRequest, InferResponse, LookingUpError
 from cotenant.live.shared_memory import SharedMemory
 from cotenant.worker.arena import Block, Region
@@ -55,7 +55,7 @@ class _Model(NamedTuple):
 class RemoteCore:
     """Pass requests for inference on to the server's process, and everything else that is not theirs.
 
-    It is as much of `oip.Core` as `HttpServer` needs with `forward`. number: of this front end on the board. region:
+    It is as much of `oip.Core` as `HttpServer` needs with `forward`. number: of this HTTP process on the board. region:
     the memory that it may allocate; arena: all of it, where answers lie. write: sends a frame.
     """
 
@@ -96,7 +96,7 @@ class RemoteCore:
         self._early: dict[int, list[bytes]] = {}  # events of streams whose turn on their connection is yet to come
         self._unread: defaultdict[str, list[float]] = defaultdict(list)
 
-    # What the front end asks
+    # What the HTTP process asks
 
     def model(self, name: str, version: str = "") -> ModelInfo:
         """Return the metadata of a model. Raises LookingUpError where the server has to be asked."""
@@ -334,7 +334,7 @@ class RemoteCore:
 
 
 class RemoteShedder(LoadShedder):
-    """Reject, besides what a front end cannot read in time, what the board says has no room.
+    """Reject, besides what an HTTP process cannot read in time, what the board says has no room.
 
     What is read has waited, and will wait, for as long as the server's process is behind.
     """

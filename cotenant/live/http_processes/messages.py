@@ -1,8 +1,8 @@
-"""Define the protocol between the server's process and a front end in a process of its own.
+"""Define the protocol between the server's process and an HTTP process.
 
 The server's process sends `Setup` first. A frame carries all messages of a round of the sender's event loop, so a crowd
-of requests costs two system calls. Requests have numbers that the front end gives; they are unique for its life. Times
-are of `time.monotonic`, which all processes of a machine share.
+of requests costs two system calls. Requests have numbers that the HTTP process gives; they are unique for its life.
+Times are of `time.monotonic`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TlsFiles(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Setup(msgspec.Struct, frozen=True, tag=0, array_like=True):
-    """Set a front end up.
+    """Set an HTTP process up.
 
     number: its place on the board. listening: descriptors of its listening sockets. arena: size in bytes; part: where
     the bytes that it may allocate begin, and how many they are. board: offset of the board in the arena. tokens: their
@@ -171,7 +171,7 @@ class Drain(msgspec.Struct, tag=12, array_like=True):
 
 
 ToServer = Infer | LookUp | Forward | Cancel | Unread | Returned
-ToFrontEnd = Setup | Answer | Failure | Model | Response | Event | Drain | Returned
+ToHttpProcess = Setup | Answer | Failure | Model | Response | Event | Drain | Returned
 
 _KINDS: dict[str, type[RequestError]] = {
     kind.__name__: kind

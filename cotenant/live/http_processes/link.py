@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from cotenant.errors import WorkerError
-from cotenant.live.front_ends.messages import HEAD
+from cotenant.live.http_processes.messages import HEAD
 from cotenant.worker.wire import MAX_MESSAGE, Inbox
 
 logger = logging.getLogger(__name__)

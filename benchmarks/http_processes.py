@@ -31,12 +31,12 @@ FAST = Served(make=onnx_models.identity, latencies={1: 0.0005, 256: 0.001}, slo=
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a number of front ends does. served: requests/s, the model not being the limit, with the median and the
+    """What a number of HTTP processes does. served: requests/s, the model not being the limit, with the median and the
     99th percentile of their latency, in ms; processors: used by the server meanwhile; dispatcher_us: of these, by its
     own process, in µs a request. Under overload: goodput: of the
     model's ceiling; offered, rejected: requests/s; latencies of rejections in ms."""
 
-    front_ends: int
+    http_processes: int
     served: float
     served_p50: float
     served_p99: float
@@ -64,7 +64,7 @@ def run_together(callers: Sequence[Caller], seconds: float, connections: int, ra
 
 def measure(count: int, program: Path, folder: Path, seconds: float, factor: float, cores: list[int]) -> Result:
     models = {"fast": FAST, "sleeper": msgspec.structs.replace(sleeper(), rate=1000)}
-    with cotenant(models, backend="fake", adapt=False, front_ends=count) as (pid, url):
+    with cotenant(models, backend="fake", adapt=False, http_processes=count) as (pid, url):
         fast = [Caller(program, folder, url, FAST.slo, {core}, -1.0, "fast") for core in cores]
         slow = [Caller(program, folder, url, sleeper().slo, {core}, 25.0) for core in cores]
         run_together(fast, WARM_UP, CONNECTIONS)
@@ -76,7 +76,7 @@ def measure(count: int, program: Path, folder: Path, seconds: float, factor: flo
         over = run_together(slow, seconds, OPEN, factor * ceiling())
         overloaded = (processor_time(pid) - used) / seconds
     return Result(
-        front_ends=count,
+        http_processes=count,
         served=sum(each.served for each in quick) / seconds,
         served_p50=statistics.median(each.served_p50 for each in quick),
         served_p99=max(each.served_p99 for each in quick),
@@ -109,7 +109,7 @@ def main() -> None:
     os.sched_setaffinity(0, set(cores) - set(own))  # what the server inherits
     print(f"{len(cores)} cores, {len(own)} of them the callers'; fixed loop {fixed_loop_ms():.1f} ms")
     print(
-        "front ends   served/s    p50    p99 ms  processors  own µs | "
+        "HTTP processes   served/s    p50    p99 ms  processors  own µs | "
         "offered/s  goodput  rejected/s    p50    p99    max ms"
     )
     results = []

@@ -1,6 +1,6 @@
-"""Front ends in processes of their own: what goes between them and the server's process, and what admission publishes.
+"""HTTP processes: what goes between them and the server's process, and what admission publishes.
 
-`test_http` holds them to the answers of a front end in the server's process.
+`test_http` holds them to the answers of an HTTP process in the server's process.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from cotenant.app import front_end
+from cotenant.app import http_process
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import UnavailableError, WorkerError
 from cotenant.live.access import Access, Caller, Permission, Role
-from cotenant.live.front_ends import link, supervisor
-from cotenant.live.front_ends.board import FRESH, SIZE, UNKNOWN, Board
-from cotenant.live.front_ends.loans import Borrower, Lender
-from cotenant.live.front_ends.messages import ToServer, Unread, error_of, failure
-from cotenant.live.front_ends.publisher import AdmissionPublisher
-from cotenant.live.front_ends.remote_core import WINDOW
-from cotenant.live.front_ends.session import FrontEndSession
-from cotenant.live.front_ends.supervisor import SILENCE, STARTING, FrontEnds
 from cotenant.live.http import HttpServer, request_cycle
+from cotenant.live.http_processes import link, supervisor
+from cotenant.live.http_processes.board import FRESH, SIZE, UNKNOWN, Board
+from cotenant.live.http_processes.loans import Borrower, Lender
+from cotenant.live.http_processes.messages import ToServer, Unread, error_of, failure
+from cotenant.live.http_processes.publisher import AdmissionPublisher
+from cotenant.live.http_processes.remote_core import WINDOW
+from cotenant.live.http_processes.session import HttpProcessSession
+from cotenant.live.http_processes.supervisor import SILENCE, STARTING, HttpProcesses
 from cotenant.live.limits import MAX_AT_ONCE, Limits
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import LARGE, TensorPart
@@ -80,8 +80,8 @@ raise SystemExit(3)"""
 
 
 class Processes:
-    """Front ends of which each does no more than what it is told, and then waits until it is killed. lost: set once one
-    is not heard of any more. ended: how the processes had ended when their memory was returned; None: not yet."""
+    """HTTP processes of which each does no more than what it is told, and then waits until it is killed. lost: set once
+    one is not heard of any more. ended: how the processes had ended when their memory was returned; None: not yet."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.lost = asyncio.Event()
@@ -90,31 +90,31 @@ class Processes:
         self._folder = folder
         patch.chdir(folder)
         patch.setattr(supervisor, "EXIT", 60.0)
-        cancel, close, spawn = FrontEndSession.cancel, FrontEndSession.close, FrontEnds._spawn
+        cancel, close, spawn = HttpProcessSession.cancel, HttpProcessSession.close, HttpProcesses._spawn
 
-        def cancelled(session: FrontEndSession) -> None:
+        def cancelled(session: HttpProcessSession) -> None:
             cancel(session)
             self.lost.set()
 
-        def closed(session: FrontEndSession) -> None:
+        def closed(session: HttpProcessSession) -> None:
             self.ended.append(self.spawned[0].returncode)
             close(session)
 
-        def spawned(front_ends: FrontEnds, place: Any) -> Any:
-            process, connection = spawn(front_ends, place)
+        def spawned(http_processes: HttpProcesses, place: Any) -> Any:
+            process, connection = spawn(http_processes, place)
             self.spawned.append(process)
             return process, connection
 
-        patch.setattr(FrontEndSession, "cancel", cancelled)
-        patch.setattr(FrontEndSession, "close", closed)
-        patch.setattr(FrontEnds, "_spawn", spawned)
+        patch.setattr(HttpProcessSession, "cancel", cancelled)
+        patch.setattr(HttpProcessSession, "close", closed)
+        patch.setattr(HttpProcesses, "_spawn", spawned)
 
     @asynccontextmanager
     async def run(
         self, core: StubCore, does: str, count: int = 1, clock: Callable[[], float] = monotonic
-    ) -> AsyncIterator[FrontEnds]:
+    ) -> AsyncIterator[HttpProcesses]:
         (self._folder / "told.py").write_text(f"import signal, socket\nsignal.alarm(60)\n{does}\nsignal.pause()\n")
-        front_ends = FrontEnds(
+        http_processes = HttpProcesses(
             core,
             core.arena,
             count,
@@ -130,31 +130,31 @@ class Processes:
         )
         try:
             async with asyncio.timeout(20):
-                await front_ends.listen("127.0.0.1", 0)
-                yield front_ends
-                await front_ends.stop(0)
+                await http_processes.listen("127.0.0.1", 0)
+                yield http_processes
+                await http_processes.stop(0)
         finally:
             for process in self.spawned:
                 process.kill()
                 process.wait()
 
 
-def test_front_end_that_breaks_the_protocol_is_killed_at_once_and_its_memory_returned_thereafter(
+def test_http_process_that_breaks_the_protocol_is_killed_at_once_and_its_memory_returned_thereafter(
     core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def watch() -> None:
         processes = Processes(tmp_path, monkeypatch)
-        async with processes.run(core, BREAKS) as front_ends:
+        async with processes.run(core, BREAKS) as http_processes:
             await processes.lost.wait()
-            await asyncio.gather(*front_ends._ending)
+            await asyncio.gather(*http_processes._ending)
             monkeypatch.setattr(supervisor, "EXIT", 0.0)
         assert processes.ended[0] == -signal.SIGKILL
 
     asyncio.run(watch())
-    assert "front end 0 died: it broke the protocol" in caplog.text
+    assert "HTTP process 0 died: it broke the protocol" in caplog.text
 
 
-def test_front_end_that_is_being_replaced_when_the_server_stops_is_killed_and_reaped(
+def test_http_process_that_is_being_replaced_when_the_server_stops_is_killed_and_reaped(
     core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stop() -> None:
@@ -167,7 +167,7 @@ def test_front_end_that_is_being_replaced_when_the_server_stops_is_killed_and_re
     asyncio.run(stop())
 
 
-def test_front_ends_end_also_while_no_thread_is_free(
+def test_http_processes_end_also_while_no_thread_is_free(
     core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def stop() -> None:
@@ -185,7 +185,7 @@ def test_front_ends_end_also_while_no_thread_is_free(
 
 
 @pytest.mark.parametrize(("beats", "patience"), [(True, SILENCE), (False, STARTING)])
-def test_front_end_that_falls_silent_is_replaced_but_not_where_the_server_was_frozen(
+def test_http_process_that_falls_silent_is_replaced_but_not_where_the_server_was_frozen(
     core: StubCore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -198,27 +198,27 @@ def test_front_end_that_falls_silent_is_replaced_but_not_where_the_server_was_fr
     async def watch() -> None:
         nonlocal now
         processes = Processes(tmp_path, monkeypatch)
-        async with processes.run(core, "", clock=lambda: now) as front_ends:
+        async with processes.run(core, "", clock=lambda: now) as http_processes:
             (process,) = processes.spawned
             if beats:
-                front_ends._board.beat(0, now)
+                http_processes._board.beat(0, now)
             now += 10 * patience  # for which nobody has looked
-            front_ends._watch()
+            http_processes._watch()
             for _ in range(int(patience)):
                 now += 1
-                front_ends._watch()
-            assert "sign of life" not in front_ends._places[0].verdict and process.poll() is None
+                http_processes._watch()
+            assert "sign of life" not in http_processes._places[0].verdict and process.poll() is None
             now += 1
-            front_ends._watch()
+            http_processes._watch()
             await processes.lost.wait()
-            await asyncio.gather(*front_ends._ending)
+            await asyncio.gather(*http_processes._ending)
             assert process.returncode == -signal.SIGKILL
 
     asyncio.run(watch())
-    assert f"front end 0 died: it gave no sign of life for {patience:g} s" in caplog.text
+    assert f"HTTP process 0 died: it gave no sign of life for {patience:g} s" in caplog.text
 
 
-def test_front_end_gets_what_openssl_reads_and_no_secrets(
+def test_http_process_gets_what_openssl_reads_and_no_secrets(
     core: StubCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENSSL_CONF", str(tmp_path / "openssl.cnf"))
@@ -238,11 +238,11 @@ def test_front_end_gets_what_openssl_reads_and_no_secrets(
     assert "AWS_SECRET_ACCESS_KEY" not in environment
 
 
-def test_front_end_of_another_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_end, "die_with_parent", lambda parent: None)
-    monkeypatch.setattr(sys, "argv", ["front_end", "3", "1", "1", "0.0.0"])
+def test_http_process_of_another_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_process, "die_with_parent", lambda parent: None)
+    monkeypatch.setattr(sys, "argv", ["http_process", "3", "1", "1", "0.0.0"])
     with pytest.raises(SystemExit, match=r"the server runs 0\.0\.0: it was upgraded meanwhile"):
-        front_end.main()
+        http_process.main()
 
 
 # Models
@@ -385,7 +385,7 @@ def test_caller_that_leaves_has_its_request_cancelled(core: StubCore, wire: Wire
     assert core.cancelled == [handle] and not core.held
 
 
-def test_front_end_that_dies_has_its_requests_cancelled_and_its_memory_returned(
+def test_http_process_that_dies_has_its_requests_cancelled_and_its_memory_returned(
     core: StubCore, remote: Remote, wire: Wire
 ) -> None:
     free = core.arena.parts.free
@@ -402,7 +402,7 @@ def test_front_end_that_dies_has_its_requests_cancelled_and_its_memory_returned(
     assert core.arena.parts.free == free + size
 
 
-def test_what_a_front_end_was_lent_is_not_anothers_before_its_process_has_ended(
+def test_what_an_http_process_was_lent_is_not_anothers_before_its_process_has_ended(
     core: StubCore, remote: Remote, wire: Wire
 ) -> None:
     assert ask(wire, infer(ONE)).status == 200
@@ -500,7 +500,7 @@ class Page:
         return leave
 
 
-def test_control_is_for_callers_of_this_machine_also_through_a_front_end(core: StubCore, remote: Remote) -> None:
+def test_control_is_for_callers_of_this_machine_also_through_an_http_process(core: StubCore, remote: Remote) -> None:
     here, elsewhere = Wire(remote.server), Wire(remote.server, peer="192.0.2.7")
     load = request("POST", "/v2/repository/models/identity/unload")
     assert ask(elsewhere, load).status == 403
@@ -508,7 +508,7 @@ def test_control_is_for_callers_of_this_machine_also_through_a_front_end(core: S
     assert core.log["log_info"] is False
 
 
-def test_host_and_origin_are_checked_also_through_a_front_end(core: StubCore, wire: Wire) -> None:
+def test_host_and_origin_are_checked_also_through_an_http_process(core: StubCore, wire: Wire) -> None:
     unload, changed = "/v2/repository/models/identity/unload", b'{"log_info":false}'
     assert ask(wire, request("POST", unload).replace(b"localhost", b"attacker.example")).status == 403
     assert ask(wire, request("POST", unload, Origin="https://attacker.example")).status == 403
@@ -654,7 +654,7 @@ def test_server_that_is_behind_counts_as_lag(core: StubCore, remote: Remote, wir
     assert remote.core.lag == 0
 
 
-def test_front_end_goes_on_where_more_frames_were_taken_than_it_has_sent(remote: Remote, wire: Wire) -> None:
+def test_http_process_goes_on_where_more_frames_were_taken_than_it_has_sent(remote: Remote, wire: Wire) -> None:
     remote.board.take_frame(0)
     assert remote.core.lag == 0
     assert ask(wire, infer(ONE)).status == 200
@@ -695,7 +695,7 @@ def test_link_carries_more_than_its_socket_takes_at_once_and_ends_with_what_is_n
     asyncio.run(talk())
 
 
-def test_board_knows_what_all_front_ends_have_sent() -> None:
+def test_board_knows_what_all_http_processes_have_sent() -> None:
     view = memoryview(bytearray(SIZE))
     server, one, other = (Board(view, 2, clock=lambda: 0.0) for _ in range(3))
     assert one.room(3) == (UNKNOWN, 0.0)
@@ -764,7 +764,7 @@ def test_server_looks_at_models_that_are_asked_for_and_not_at_others() -> None:
     assert source.asked == ["m9"] and board.room(publisher.slot("m9"))[0] == 4 and not loop.timers
 
 
-def test_front_end_that_rejects_has_the_model_looked_at_again(
+def test_http_process_that_rejects_has_the_model_looked_at_again(
     core: StubCore, remote: Remote, wire: Wire, loop: Rounds
 ) -> None:
     core.rooms["identity"] = 0, 1.0

@@ -1,4 +1,4 @@
-"""Run a front end in a process of its own: `live.front_ends` starts it.
+"""Run an HTTP process: `live.http_processes` starts it.
 
 Standard input is the socket to the server's process; the arguments are the descriptor of the arena, the number of front
 ends, the id of the server's process, and its version.
@@ -22,11 +22,11 @@ from cotenant.app.access import http_tls
 from cotenant.app.log_format import JsonLogFormatter, LogFormatter
 from cotenant.config.settings import AccessSettings
 from cotenant.live.access import Access
-from cotenant.live.front_ends.board import SIZE, Board
-from cotenant.live.front_ends.link import Link
-from cotenant.live.front_ends.messages import Drain, Setup, ToFrontEnd
-from cotenant.live.front_ends.remote_core import RemoteCore, RemoteShedder
 from cotenant.live.http import HttpServer
+from cotenant.live.http_processes.board import SIZE, Board
+from cotenant.live.http_processes.link import Link
+from cotenant.live.http_processes.messages import Drain, Setup, ToHttpProcess
+from cotenant.live.http_processes.remote_core import RemoteCore, RemoteShedder
 from cotenant.live.oip import Core
 from cotenant.worker.arena import KEPT, Block, Region, map_memory
 from cotenant.worker.parent_death import die_with_parent
@@ -48,10 +48,10 @@ def main() -> None:
 async def _serve(connection: socket.socket, arena: int, count: int) -> None:
     """Serve until the server's process says that this one is to end, or ends itself."""
     loop = asyncio.get_running_loop()
-    messages: asyncio.Queue[ToFrontEnd] = asyncio.Queue()
+    messages: asyncio.Queue[ToHttpProcess] = asyncio.Queue()
     core: RemoteCore | None = None
 
-    def take(message: ToFrontEnd) -> None:
+    def take(message: ToHttpProcess) -> None:
         if core is None or isinstance(message, Drain):
             messages.put_nowait(message)
         else:
@@ -60,8 +60,8 @@ async def _serve(connection: socket.socket, arena: int, count: int) -> None:
     def lost(reason: str) -> None:
         messages.put_nowait(Drain(0.0))
 
-    link: Link[ToFrontEnd] = Link(
-        connection, ToFrontEnd, take, taken=lambda: None if core is None else core.taken(), lost=lost
+    link: Link[ToHttpProcess] = Link(
+        connection, ToHttpProcess, take, taken=lambda: None if core is None else core.taken(), lost=lost
     )
     setup = await messages.get()
     if not isinstance(setup, Setup):

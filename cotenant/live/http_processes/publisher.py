@@ -1,4 +1,4 @@
-"""Publish what admission knows of models that front ends in other processes ask for."""
+"""Publish what admission knows of models that HTTP processes ask for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from cotenant.errors import WorkerError
-from cotenant.live.front_ends.board import SLOTS, UNKNOWN, Board
-from cotenant.live.front_ends.link import EventLoop
+from cotenant.live.http_processes.board import SLOTS, UNKNOWN, Board
+from cotenant.live.http_processes.link import EventLoop
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.001  # seconds between two publications
-AGAIN = 0.005  # seconds after which a model is published again whose requests front ends have rejected
-CROWDED = 512  # requests: with less room, front ends look at the board for each
+AGAIN = 0.005  # seconds after which a model is published again whose requests HTTP processes have rejected
+CROWDED = 512  # requests: with less room, HTTP processes look at the board for each
 MAX_ROWS = 1 << 31  # of a request: far more than any has, and no sum of them exceeds a word
 
 
@@ -27,8 +27,8 @@ class AdmissionSource(Protocol):
 
 
 class AdmissionPublisher:
-    """Keep the board up to date: each model soon after its requests have changed, or were rejected by front ends, since
-    room may have come from others. What nobody asks for is not looked at, and expires.
+    """Keep the board up to date: each model soon after its requests have changed, or were rejected by HTTP processes,
+    since room may have come from others. What nobody asks for is not looked at, and expires.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AdmissionPublisher:
         self._slots: dict[str, int] = {}
         self._models: list[str] = []
         self._heard: Counter[int] = Counter()  # rows, by slot
-        self._heard_of: defaultdict[int, Counter[int]] = defaultdict(Counter)  # the same by front end
+        self._heard_of: defaultdict[int, Counter[int]] = defaultdict(Counter)  # the same by HTTP process
         self._changed: set[int] = set()
         self._rejected: set[int] = set()  # slots, to be published again
         self._crowded: set[int] = set()
@@ -61,19 +61,19 @@ class AdmissionPublisher:
             self._models.append(model)
         return slot
 
-    def heard(self, front_end: int, slot: int, rows: int) -> None:
-        """Take note of rows that a front end has sent. Raises WorkerError for a place that no model has."""
+    def heard(self, http_process: int, slot: int, rows: int) -> None:
+        """Take note of rows that an HTTP process has sent. Raises WorkerError for a place that no model has."""
         if slot >= len(self._models) or not 0 <= rows <= MAX_ROWS:
             raise WorkerError(f"{rows} rows for place {slot} of {len(self._models)} on the board")
         self._heard[slot] += rows
-        self._heard_of[front_end][slot] += rows
+        self._heard_of[http_process][slot] += rows
         self.changed(slot)
 
-    def forget(self, front_end: int) -> None:
-        """Forget what a front end has sent, whose process has ended."""
-        gone = self._heard_of.pop(front_end, Counter())
+    def forget(self, http_process: int) -> None:
+        """Forget what an HTTP process has sent, whose process has ended."""
+        gone = self._heard_of.pop(http_process, Counter())
         self._heard -= gone
-        self._board.clear(front_end)
+        self._board.clear(http_process)
         for slot in gone:
             self.changed(slot)
 
@@ -89,7 +89,7 @@ class AdmissionPublisher:
                 self._loop.call_soon(self._publish)
 
     def rejected(self, model: str) -> None:
-        """Take note that a front end has rejected requests for a model."""
+        """Take note that an HTTP process has rejected requests for a model."""
         slot = self._slots.get(model)
         if slot is None:
             return
