@@ -16,7 +16,7 @@ tells, with 95 % intervals over rounds:
 
 Then all rates double, from 45 % to 90 % of what is planned: after how long the job has nothing any more, until when it
 has used how many processor milliseconds, and the longest batch of the server meanwhile; and how many of the requests
-of the second after the step missed their targets, with and without the job.
+of the second after the step missed their targets, and how long batches took, with and without the job.
 
 With other load on the machine, a job that takes what nobody else wants gets nothing: run it with nothing else.
 """
@@ -62,6 +62,7 @@ from cotenant.zoo import DEMO, build_models
 
 FEW = 100  # requests of a model in a turn, below which its p99 is that of one or two
 BEFORE, AFTER, STEP = 8.0, 3.0, 2.0  # seconds before and after the rates change, and by how much
+SOON = 1.0  # seconds after the rates change
 START = 60.0  # seconds that a job may take until its first step
 BATCH = 512  # of its steps: with fewer rows a second thread has little to do
 STEPS = 1_000_000  # of a job, which is to outlast its turn
@@ -119,13 +120,15 @@ class Doubled(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the job when rates doubled.
 
     seconds: until it had nothing, in each round; NaN where it kept what it had. used: processor seconds that it took
-    from the step to then. batch: longest batch of the plan, in seconds. missed: of so many requests after the step,
-    those that missed their targets, without and with the job.
+    from the step to then. batch: longest batch of the plan, in seconds. slower: what batches took in the `SOON` seconds
+    after the step with the job, over those without it. missed: of so many requests after the step, those that missed
+    their targets, without and with the job.
     """
 
     seconds: tuple[float, ...]
     used: tuple[float, ...]
     batch: float
+    slower: Interval
     missed: tuple[int, int]
     requests: tuple[int, int]
 
@@ -143,6 +146,7 @@ class Bench:
     ) -> None:
         self.server = server
         self._jobs = jobs
+        self._serving = jobs._serving
         self._rows = batch
         self._together = together
         self._number = 0
@@ -173,6 +177,10 @@ class Bench:
             while not all(self.status(name).state.ended for name in names):
                 await asyncio.sleep(0.05)
 
+    @asynccontextmanager
+    async def _no_job(self) -> AsyncIterator[list[str]]:
+        yield []
+
     def status(self, name: str) -> JobStatus:
         return next(status for status in self._jobs.statuses() if status.job.id == name)
 
@@ -202,43 +210,65 @@ class Bench:
     async def doubled(self, rounds: int) -> Doubled:
         seconds, used = [], []
         missed, requests = [0, 0], [0, 0]
+        took: dict[bool, list[float]] = {False: [], True: []}
         for seed in range(rounds):
             for with_job in (False, True) if seed % 2 == 0 else (True, False):
-                if with_job:
-                    async with self.job() as names:
-                        watch = asyncio.create_task(self._until_nothing(names))
-                        ticks = await self._step_up(seed)
-                        watch.cancel()
-                        after, spent = await watch  # which answers also when it is cancelled
-                        seconds.append(after)
-                        used.append(spent)
-                else:
+                async with self.job() if with_job else self._no_job() as names:
+                    nothing = asyncio.create_task(self._until_nothing(names))
+                    batches = asyncio.create_task(self._batches_after_step())
                     ticks = await self._step_up(seed)
+                    took[with_job].append(await batches)
+                    nothing.cancel()
+                    after, spent = await nothing  # which answers also when it is cancelled
+                if with_job:
+                    seconds.append(after)
+                    used.append(spent)
                 late, of = _missed_after(ticks, BEFORE)
                 missed[with_job] += late
                 requests[with_job] += of
         pairs = (missed[0], missed[1]), (requests[0], requests[1])
-        return Doubled(seconds=tuple(seconds), used=tuple(used), batch=self.batch, missed=pairs[0], requests=pairs[1])
+        slower = Interval.of([b / a for a, b in zip(took[False], took[True], strict=True)])
+        return Doubled(
+            seconds=tuple(seconds),
+            used=tuple(used),
+            batch=self.batch,
+            slower=slower,
+            missed=pairs[0],
+            requests=pairs[1],
+        )
 
     async def _step_up(self, seed: int) -> list[Tick]:
         low = {name: rate * 0.9 / STEP for name, rate in self.rates.items()}
         high = {name: rate * 0.9 for name, rate in self.rates.items()}
         return await send(self.server.addresses.http, [Segment(BEFORE, low), Segment(AFTER, high)], 2000 + seed)
 
-    async def _until_nothing(self, names: Sequence[str]) -> tuple[float, float]:
-        """Return how long after the step the job had nothing, and what it used until then; NaN where it kept it."""
+    async def _step(self) -> None:
+        """Wait until the rates change."""
         driver = self.server._server._driver
         first = driver.arrived.total()
         while driver.arrived.total() == first:
             await asyncio.sleep(POLL)
-        step = time.monotonic() + BEFORE
+        await asyncio.sleep(BEFORE)
+
+    async def _batches_after_step(self) -> float:
+        """Return what batches took soon after the step, over what they were profiled at."""
+        await self._step()
+        before = self._serving.batch_seconds()
+        await asyncio.sleep(SOON)
+        after = self._serving.batch_seconds()
+        sums = [sum(pair[k] for pair in after.values()) - sum(pair[k] for pair in before.values()) for k in (0, 1)]
+        return sums[0] / sums[1]
+
+    async def _until_nothing(self, names: Sequence[str]) -> tuple[float, float]:
+        """Return how long after the step jobs had nothing, and what they used until then; NaN where they kept it."""
         try:
-            await asyncio.sleep(BEFORE)
+            await self._step()
+            step = time.monotonic()
             used, _ = self._taken(names)
             while any(self.status(name).granted for name in names):
                 await asyncio.sleep(POLL)
             after = time.monotonic() - step
-            await asyncio.sleep(0.5)  # until it has been reported what it used
+            await asyncio.sleep(0.5)  # until it has been reported what they used
             return after, self._taken(names)[0] - used
         except asyncio.CancelledError:
             return math.nan, math.nan
@@ -361,6 +391,7 @@ def _lines(result: Result) -> list[str]:
     lines += [
         f"rates double: the job had nothing after {after} ms, where a batch takes {doubled.batch * 1e3:.0f} ms at "
         f"most, and used {used} ms of a processor until then",
+        f"  batches of the {SOON:g} s after that took × {doubled.slower.show()} as long as without it",
         f"  missed their target after that: {doubled.missed[0]} of {doubled.requests[0]} without it, "
         f"{doubled.missed[1]} of {doubled.requests[1]} with it",
     ]
