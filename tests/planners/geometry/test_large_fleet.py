@@ -14,10 +14,12 @@ from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
 from cotenant.planners import Problem, geometry
 from cotenant.planners.check import check
+from cotenant.planners.geometry import diving
 from cotenant.planners.geometry.budget import COUNTED, WorkBudget
 from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import ColumnPool, CoverProgram, CoverSolution, Fleet, memory_parts
+from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.modes import Mode
 from cotenant.predictors import ConstantMargin
 from tests.planners.problems import MIB, linear
@@ -90,6 +92,27 @@ def test_integer_program_ends_after_so_many_interrupt_checks() -> None:
     enough = solved(1000)
     assert enough is not None and not enough.unserved.any()
     assert solved(0) is None
+
+
+def test_program_over_nearest_columns_has_these_and_those_of_the_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = problem(Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5))
+    context = PlanningContext(asked)
+    penalties = 1e3 * max(context.prices) / context.rates
+    fleet = Fleet(context.slots, context.patterns, context.counts, context.prices, context.memory_limits, penalties)
+    diver = Diver(fleet, context.catalog, context.singles, context.usable_slots, context.budget)
+    relaxed = diver.relaxation(context.rates)
+    assert relaxed is not None
+    cover = diver.cover(context.rates).cover
+    given: list[int] = []
+    monkeypatch.setattr(diver, "solve_integer", lambda columns, *_: given.extend(columns.tolist()))
+    monkeypatch.setattr(diving, "MAX_NEAREST_COLUMNS", 20)
+    diver.solve_nearest(relaxed, [cover], context.rates, 0.5)
+    used = {diver.pool.columns.index(((mode, 1),)) for mode, _ in cover.modes}
+    value = diver.pool.values(relaxed.solution.demand_duals, context.rates)
+    excess = relaxed.program.prices_of(relaxed.solution) - value
+    nearest = set(np.argsort(excess, kind="stable")[:20].tolist())
+    assert used - nearest and nearest - used
+    assert set(given) == used | nearest and len(given) == len(set(given))
 
 
 def test_plan_stops_by_the_clock_where_the_machine_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
