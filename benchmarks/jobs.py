@@ -63,6 +63,7 @@ from cotenant.zoo import DEMO, build_models
 FEW = 100  # requests of a model in a turn, below which its p99 is that of one or two
 BEFORE, AFTER, STEP = 8.0, 3.0, 2.0  # seconds before and after the rates change, and by how much
 SOON = 1.0  # seconds after the rates change
+WARM_UP = 5.0  # seconds at the rates of a turn before anything counts: load that begins is a step for which jobs yield
 START = 60.0  # seconds that a job may take until its first step
 BATCH = 512  # of its steps: with fewer rows a second thread has little to do
 STEPS = 1_000_000  # of a job, which is to outlast its turn
@@ -199,6 +200,7 @@ class Bench:
             return await self._measured(names, rates, seconds, seed)
 
     async def _measured(self, names: Sequence[str], rates: Mapping[str, float], seconds: float, seed: int) -> Turn:
+        await send(self.server.addresses.http, [Segment(WARM_UP, dict(rates))], 3000 + seed)
         begun, busy = time.monotonic(), busy_seconds()
         spent, steps = self._taken(names)
         end = (await send(self.server.addresses.http, [Segment(seconds, dict(rates))], seed))[-1]
