@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -25,12 +24,10 @@ MARGIN, LIMIT = 1.1, 2.0
 
 class TrendOptions(msgspec.Struct, frozen=True, kw_only=True, tag="trend"):
     """window: seconds, from one half of which to the other a rate rises. deviations: standard deviations of the
-    difference between the halves that chance may account for; changed_deviations: the same over half the window, while
-    the rate is known to have changed."""
+    difference between the halves that chance may account for."""
 
     window: float = 40.0
     deviations: float = 5.0
-    changed_deviations: float = 3.0
 
 
 class HoltWintersOptions(msgspec.Struct, frozen=True, kw_only=True, tag="holt-winters"):
@@ -69,8 +66,7 @@ def rate_forecast(options: ForecastOptions) -> RateForecast:
 class TrendForecast:
     """Continue a rate that rises beyond chance along the line through both halves of a window of recent seconds.
 
-    A rate that falls is not continued: plans for lower rates can wait. Once a rate is known to have risen, a rise needs
-    less proof, and half the window tells how fast it is: in the whole window lies what was before it began.
+    A rate that falls is not continued: plans for lower rates can wait.
     """
 
     def __init__(self, options: TrendOptions | None = None) -> None:
@@ -78,7 +74,6 @@ class TrendForecast:
         self._counts: deque[tuple[float, int]] = deque()  # seconds and requests of each interval
         self._seconds = 0.0
         self._rate = self._slope = 0.0  # requests/s now, and requests/s in a second; 0 where it does not rise
-        self._seen_for = 0.0  # seconds of the line that is continued
 
     def observe(self, count: int, seconds: float, estimate: RateEstimate) -> None:
         """See `RateForecast`."""
@@ -88,31 +83,23 @@ class TrendForecast:
         while self._seconds - self._counts[0][0] >= window:
             self._seconds -= self._counts.popleft()[0]
         self._rate = self._slope = 0.0
-        if self._seconds < window - seconds / 2:
-            return
-        counts = list(self._counts)
-        if estimate.before is not None and estimate.rate > estimate.before:
-            since = len(counts) // 2
-            self._fit(counts[since:], self._options.changed_deviations, estimate.dispersion)
-        if not self._slope:
-            self._fit(counts, self._options.deviations, estimate.dispersion)
+        if self._seconds >= window - seconds / 2:
+            self._fit(estimate.dispersion)
 
     def expected(self, ahead: float) -> float:
         """See `RateForecast`."""
-        return self._rate + self._slope * min(ahead, self._seen_for)  # a line is continued for no longer
+        seen_for = self._options.window  # a line is continued for no longer
+        return self._rate + self._slope * min(ahead, seen_for)
 
-    def _fit(self, counts: Sequence[tuple[float, int]], deviations: float, dispersion: float) -> None:
-        """Draw the line through both halves of these intervals, where it rises by more than chance."""
-        length = sum(seconds for seconds, _ in counts)
-        half, passed, earlier, total = length / 2, 0.0, 0, 0
-        for seconds, count in counts:
+    def _fit(self, dispersion: float) -> None:
+        half, passed, earlier, total = self._seconds / 2, 0.0, 0, 0
+        for seconds, count in self._counts:
             passed += seconds
             total += count
             if passed <= half * (1 + 1e-9):
                 earlier = total
         rise = total - 2 * earlier
-        if rise > deviations * math.sqrt(total * dispersion):
-            self._seen_for = length
+        if rise > self._options.deviations * math.sqrt(total * dispersion):
             self._slope = rise / half**2
             self._rate = (total - earlier) / half + self._slope * half / 2
 

@@ -52,34 +52,6 @@ def test_trend_continues_a_rising_rate_along_its_line(ahead: float) -> None:
     assert expected(TrendForecast(), rates, ahead)[-1] == pytest.approx(rates[-1] + 2.0 * ahead, rel=0.01)
 
 
-def test_trend_of_a_rate_known_to_have_risen_is_as_steep_as_what_came_after_it_began() -> None:
-    """A rise that began half a window ago: over the whole window it looks half as steep."""
-    rates = [200.0] * round(WINDOW / 2 / PERIOD) + ramp(200.0, 4.0, WINDOW / 2)
-    known = RateEstimate(rates[-1], 1.0, 1.0, before=200.0)
-    unknown = RateEstimate(rates[-1], 1.0, 1.0)
-    slopes = []
-    for estimate in (known, unknown):
-        forecast = TrendForecast()
-        for rate in rates:
-            forecast.observe(round(rate * PERIOD), PERIOD, estimate)
-        slopes.append((forecast.expected(10.0) - forecast.expected(0.0)) / 10.0)
-    assert slopes == pytest.approx([4.0, 2.0], rel=0.05)
-
-
-def test_trend_of_a_rate_known_to_have_fallen_needs_its_whole_proof() -> None:
-    """A rise of four standard deviations over half the window, and less over all of it."""
-    rates = [20.0] * round(WINDOW * 3 / 4 / PERIOD) + [29.0] * round(WINDOW / 4 / PERIOD)
-    expected_by_change = []
-    for before in (10.0, 40.0):
-        forecast = TrendForecast()
-        for rate in rates:
-            forecast.observe(round(rate * PERIOD), PERIOD, RateEstimate(29.0, 1.0, 1.0, before=before))
-        expected_by_change.append(forecast.expected(10.0))
-    rising, falling = expected_by_change
-    assert rising > 29.0
-    assert falling == 0
-
-
 def test_trend_is_continued_for_no_longer_than_it_was_seen() -> None:
     forecast = TrendForecast()
     expected(forecast, ramp(200.0, 2.0, 60.0))
