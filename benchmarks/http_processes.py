@@ -31,7 +31,7 @@ FAST = Served(make=onnx_models.identity, latencies={1: 0.0005, 256: 0.001}, slo=
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a number of HTTP processes does. served: requests/s, the model not being the limit, with the median and the
+    """Hold what so many HTTP processes do. served: requests/s, the model not being the limit, with the median and the
     99th percentile of their latency, in ms; processors: used by the server meanwhile; dispatcher_us: of these, by its
     own process, in µs a request. Under overload: goodput: of the
     model's ceiling; offered, rejected: requests/s; latencies of rejections in ms."""

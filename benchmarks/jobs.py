@@ -259,7 +259,7 @@ class Bench:
         await asyncio.sleep(SOON)
         after = self._serving.batch_seconds()
         sums = [sum(pair[k] for pair in after.values()) - sum(pair[k] for pair in before.values()) for k in (0, 1)]
-        return sums[0] / sums[1]
+        return sums[0] / sums[1] if sums[1] else math.nan
 
     async def _until_nothing(self, names: Sequence[str]) -> tuple[float, float]:
         """Return how long after the step jobs had nothing, and what they used until then; NaN where they kept it."""

@@ -1,7 +1,7 @@
 """Run an HTTP process: `live.http_processes` starts it.
 
-Standard input is the socket to the server's process; the arguments are the descriptor of the arena, the number of front
-ends, the id of the server's process, and its version.
+Standard input is the socket to the server's process; the arguments are the descriptor of the arena, the number of HTTP
+processes, the id of the server's process, and its version.
 """
 
 from __future__ import annotations

@@ -443,8 +443,8 @@ def _http_processes(file: _SettingsFile, place: str) -> int:
     body, memory = _bytes(file.max_body, f"{place}: max_body"), _bytes(file.max_memory, f"{place}: max_memory")
     if memory // (count + 1) < body:
         raise ConfigError(
-            f"{place}: max_memory: {file.max_memory!r} is shared out over {count} front ends and gRPC, and none would "
-            f"have room for a body of max_body = {file.max_body!r}; raise the one or lower the other"
+            f"{place}: max_memory: {file.max_memory!r} is shared out over {count} HTTP processes and gRPC, and none "
+            f"would have room for a body of max_body = {file.max_body!r}; raise the one or lower the other"
         )
     return count
 

@@ -92,12 +92,11 @@ class TrendForecast:
         return self._rate + self._slope * min(ahead, seen_for)
 
     def _fit(self, dispersion: float) -> None:
-        half, passed, earlier, total = self._seconds / 2, 0.0, 0, 0
+        half, passed, earlier, total = self._seconds / 2, 0.0, 0.0, 0
         for seconds, count in self._counts:
+            earlier += count * min(max((half - passed) / seconds, 0.0), 1.0)
             passed += seconds
             total += count
-            if passed <= half * (1 + 1e-9):
-                earlier = total
         rise = total - 2 * earlier
         if rise > self._options.deviations * math.sqrt(total * dispersion):
             self._slope = rise / half**2

@@ -138,6 +138,10 @@ class InferenceService:
         if current is None:
             raise NotFoundError(f"model '{request.model}' was unloaded before the request was ready")
         if current is not offered:
+            if request.version not in ("", current.info.version):
+                raise NotFoundError(
+                    f"version '{request.version}' of model '{request.model}' was replaced before the request was ready"
+                )
             check_request(current.info, request.inputs, ())
             offered = current
         info = offered.info

@@ -54,10 +54,9 @@ class Server:
     prepare: plans a deployment for models to be loaded. warm_workers: pre-started processes per worker template.
     confinement: of worker processes. page: feeds the web page. memory_policy: where a device cannot hold the workers of
     two revisions at once. adaptation: None: the plan stays as it is made. log: where the event log goes. tracer: what
-    makes traces of requests. no_loads: why callers may not load and
-    unload models; "" where they may. client_memory: limits of callers' shared memory; None: there is none.
-    response_cache: bytes of the response cache; None: there is none. beyond: bytes of the arena for front ends in
-    processes of their own.
+    makes traces of requests. no_loads: why callers may not load and unload models; "" where they may. client_memory:
+    limits of callers' shared memory; None: there is none. response_cache: bytes of the response cache; None: there is
+    none. beyond: bytes of the arena for HTTP processes.
     """
 
     def __init__(

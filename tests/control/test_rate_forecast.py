@@ -63,6 +63,11 @@ def test_trend_of_a_rate_that_falls_or_stays_expects_nothing() -> None:
     assert not any(expected(TrendForecast(), ramp(400.0, 0.0, 60.0)))
 
 
+def test_trend_of_a_steady_rate_expects_nothing_whatever_the_intervals() -> None:
+    """With an odd number of them one lies in both halves."""
+    assert expected(TrendForecast(), [20_000.0] * 200, period=0.52)[-1] == 0.0
+
+
 def test_trend_expects_nothing_before_its_window_is_full() -> None:
     values = expected(TrendForecast(), ramp(200.0, 2.0, 60.0))
     intervals = round(WINDOW / PERIOD)

@@ -100,7 +100,7 @@ class Remote:
         )
 
     def end(self) -> None:
-        """Let go of all that the HTTP process's process had."""
+        """Let go of all that the HTTP process had."""
         del self.server, self.core, self.region, self.session, self.part
 
     def go_on(self) -> None:

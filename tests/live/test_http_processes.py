@@ -1,6 +1,6 @@
 """HTTP processes: what goes between them and the server's process, and what admission publishes.
 
-`test_http` holds them to the answers of an HTTP process in the server's process.
+`test_http` holds them to the answers of the front end in the server's process.
 """
 
 from __future__ import annotations
@@ -547,13 +547,25 @@ def test_tensor_without_room_is_refused(remote: Remote, wire: Wire, core: StubCo
     assert ask(wire, large()).status == 200
 
 
+class CallsAtOnce:
+    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> None:
+        callback(*args)
+
+    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> None:
+        callback(*args)
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> None:
+        callback(*args)
+
+
 @pytest.mark.parametrize(("start", "size"), [(-1, 10), (0, 1 << 30), (1 << 40, 1), (0, -1)])
 def test_tensor_elsewhere_is_not_the_protocol(start: int, size: int) -> None:
     arena = Arena(1 << 20)
     part = arena.allocate(1 << 16)
     assert part is not None
+    borrower = Borrower(part, CallsAtOnce(), lambda number: None)
     with pytest.raises(WorkerError, match="has no room"):
-        Borrower(part, lambda number: None).tensors(1, [TensorPart("x", "UINT8", (1,), None, start, size)])
+        borrower.tensors(1, [TensorPart("x", "UINT8", (1,), None, start, size)])
     arena.close()
 
 
@@ -564,8 +576,8 @@ def test_what_is_lent_stays_until_it_is_returned() -> None:
     data = bytes(range(256)) * (LARGE // 128)
     parts = lender.parts(7, [Tensor("x", "UINT8", (len(data),), data), Tensor("y", "UINT8", (1,), b"a")])
     whole = arena_block(arena)
-    borrowed = Borrower(whole, returned.append).tensors(7, parts)
-    assert lender and [bytes(tensor.data) for tensor in borrowed] == [data, b"a"]
+    borrowed = Borrower(whole, CallsAtOnce(), returned.append).tensors(7, parts)
+    assert len(lender) == 1 and [bytes(tensor.data) for tensor in borrowed] == [data, b"a"]
     view = borrowed[0].data
     del borrowed
     assert returned == []  # a view on it is enough

@@ -79,7 +79,7 @@ class Board:
         self._words[_HTTP_PROCESSES + http_process * _OWN + _FRAMES] += 1
 
     def clear(self, http_process: int) -> None:
-        """Forget an HTTP process, whose process has ended."""
+        """Forget an HTTP process that has ended."""
         start = _HTTP_PROCESSES + http_process * _OWN
         for word in range(start, start + _OWN):
             self._words[word] = 0

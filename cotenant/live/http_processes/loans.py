@@ -6,6 +6,7 @@ says that nothing refers to it any more.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -14,6 +15,7 @@ import numpy as np
 
 from cotenant.core.tensor import Tensor
 from cotenant.errors import UnavailableError, WorkerError
+from cotenant.live.http_processes.link import EventLoop
 from cotenant.worker.arena import Block
 from cotenant.worker.wire import LARGE, TensorPart, aligned
 
@@ -62,11 +64,12 @@ class Lender:
 
 
 class Borrower:
-    """Read what is lent. part: where it may lie. give_back: called with a number, from any thread, when nothing refers
+    """Read what is lent. part: where it may lie. give_back: called on the event loop with a number, when nothing refers
     to what was lent under it any more."""
 
-    def __init__(self, part: Block, give_back: Callable[[int], object]) -> None:
+    def __init__(self, part: Block, loop: EventLoop, give_back: Callable[[int], object]) -> None:
         self._part = part
+        self._loop = loop
         self._give_back = give_back
 
     def tensors(self, number: int, parts: Sequence[TensorPart]) -> tuple[Tensor, ...]:
@@ -78,7 +81,7 @@ class Borrower:
 
     def _borrow(self, number: int, parts: Sequence[TensorPart]) -> tuple[Tensor, ...]:
         whole = np.frombuffer(self._part.view, np.uint8)  # all views of these tensors refer to it, and it to the part
-        weakref.finalize(whole, self._give_back, number).atexit = False
+        weakref.finalize(whole, self._unused, number).atexit = False
         base = self._part.offset
         block = Block(base, self._part.size, memoryview(cast(Any, whole)))
         tensors = []
@@ -92,3 +95,8 @@ class Borrower:
             view = block.view[start : start + part.size]
             tensors.append(Tensor(part.name, part.datatype, part.shape, view, block, start))
         return tuple(tensors)
+
+    def _unused(self, number: int) -> None:
+        """Hear, from any thread, that nothing refers any more to what was lent under this number."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._give_back, number)

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 INTERVAL = 0.001  # seconds between two publications
 AGAIN = 0.005  # seconds after which a model is published again whose requests HTTP processes have rejected
 CROWDED = 512  # requests: with less room, HTTP processes look at the board for each
-MAX_ROWS = 1 << 31  # of a request: far more than any has, and no sum of them exceeds a word
+MAX_ROWS = 1 << 31  # of a request: more than a model takes, and no sum of them exceeds a word
 
 
 class AdmissionSource(Protocol):
@@ -70,7 +70,7 @@ class AdmissionPublisher:
         self.changed(slot)
 
     def forget(self, http_process: int) -> None:
-        """Forget what an HTTP process has sent, whose process has ended."""
+        """Forget what an HTTP process has sent that has ended."""
         gone = self._heard_of.pop(http_process, Counter())
         self._heard -= gone
         self._board.clear(http_process)

@@ -85,7 +85,7 @@ class RemoteCore:
         self._taken = 0
         self._retrying = False
         self._lender = Lender(region.allocate)
-        self._borrower = Borrower(arena, lambda number: loop.call_soon_threadsafe(self._give_back, number))
+        self._borrower = Borrower(arena, loop, self._give_back)
         self._numbers = 0
         self._models: dict[tuple[str, str], _Model] = {}
         self._asked: dict[tuple[str, str], list[Known]] = {}

@@ -1,8 +1,7 @@
-"""Serve one HTTP process in a process of its own: put its requests to the core, and send it the answers."""
+"""Serve one HTTP process: put its requests to the core, and send it the answers."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -73,7 +72,7 @@ class HttpProcessSession:
         self._loop = loop
         self._outbox = Outbox(loop, write, self._not_sent)
         self._lender = Lender(core.allocate)
-        self._borrower = Borrower(part, self._unused)
+        self._borrower = Borrower(part, loop, self._give_back)
         self._open: dict[int, int] = {}  # handles of requests for inference, by number
         self._forwarded: dict[int, _ForwardedRequest] = {}
         self._closed = False
@@ -111,7 +110,7 @@ class HttpProcessSession:
             self._cancel(number)
 
     def close(self) -> None:
-        """Take back the memory of an HTTP process whose process has ended: until then it may read what it was lent, and
+        """Take back the memory of an HTTP process that has ended: until then it may read what it was lent, and
         write to its part."""
         self.cancel()
         self._lender = Lender(self._core.allocate)
@@ -215,11 +214,6 @@ class HttpProcessSession:
             self._cancel(message.number)
             self._lender.returned([message.number])
             self._outbox.send(failure(message.number, FailedError(UNEXPECTED)))
-
-    def _unused(self, number: int) -> None:
-        """Hear, from any thread, that nothing refers any more to what was lent under this number."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._give_back, number)
 
     def _give_back(self, number: int) -> None:
         if not self._closed:

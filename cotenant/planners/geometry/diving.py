@@ -209,7 +209,7 @@ class Diver:
         solution, program = dive.bundled.solution, dive.bundled.program
         excess = program.prices_of(solution) - self.pool.values(solution.demand_duals, program.demand)
         order = program.columns[np.argsort(excess[program.columns], kind="stable")]
-        used = self.pool.extend(((mode, 1),) for mode, _ in dive.cover.modes)
+        used = self.pool.indices(((mode, 1),) for mode, _ in dive.cover.modes)
         return self.solve_integer(np.unique(np.concatenate([order[:MAX_BUNDLED_COLUMNS], used])), demand, share)
 
     def solve_nearest(self, relaxed: Relaxed, covers: Sequence[Cover], demand: Array, share: float) -> Cover | None:

@@ -17,7 +17,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import PlanningContext
-from cotenant.planners.geometry.covering import Fleet
+from cotenant.planners.geometry.covering import Column, Fleet
 from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
 from cotenant.planners.geometry.diving import Cover, Diver
 from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
@@ -105,14 +105,15 @@ def _covers(
 
     if context.current_devices:
         yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
-    covers = [dive.cover]
+    covers, found = [dive.cover], list[Column]()
     if SECOND_DIVE_WORK * work <= budget.left():
         # Bundles leave less to rounding, and fewer ways to share what is left. With columns of its own, to differ more.
         other = Diver(fleet, catalog, singles, context.planning_slots, budget)
         covers.append(other.cover(demand, bundles=False).cover)
-        diver.pool.extend(other.pool.columns)
+        found = other.pool.columns
     if (bundled := diver.solve_bundled(dive, demand, BUNDLED_SHARE)) is not None:
         covers.append(bundled)
+    diver.pool.extend(found)
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
     starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, NEAREST_SHARE), demand))
     # One model on each partition: a small program, whose plans are often hard to beat.

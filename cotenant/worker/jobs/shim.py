@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import math
 import mmap
 import os
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -308,8 +310,19 @@ def _start(attempt: Attempt, printed: int, progress: int, share: int) -> subproc
     )
 
 
+def _leave_terminal() -> None:
+    """Give up the terminal of the session: a job that asks there would be stopped, and wait for ever."""
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        try:
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        finally:
+            os.close(terminal)
+
+
 def _confine(attempt: Attempt) -> None:
     """Confine the process that will be the job, which its own inherit."""
+    _leave_terminal()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError):

@@ -72,6 +72,22 @@ async def test_job_is_of_the_servers_session_so_that_its_priority_counts(tmp_pat
     await job.ended()
 
 
+def test_job_has_no_terminal_to_wait_at() -> None:
+    """The server may have been started at one, and a job that reads there in the background is stopped."""
+    job = """if True:
+    from cotenant.worker.jobs import shim
+    open('/dev/tty').close()
+    shim._leave_terminal()
+    try: open('/dev/tty')
+    except OSError as error: print(error.strerror)
+    """
+    leader = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], process_group=0, check=True)"
+    terminal = "import pty, sys; pty.spawn(sys.argv[1:])"
+    argv = [sys.executable, "-c", terminal, sys.executable, "-c", leader, job]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.strip() == "No such device or address"
+
+
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not schedule sessions")
 @in_loop
 async def test_session_that_a_job_makes_comes_last(tmp_path: Path) -> None:
