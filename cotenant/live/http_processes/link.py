@@ -6,11 +6,12 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from cotenant.errors import WorkerError
+from cotenant.live.http_processes.event_loop import EventLoop
 from cotenant.live.http_processes.messages import HEAD
 from cotenant.worker.wire import MAX_MESSAGE, Inbox
 
@@ -20,16 +21,6 @@ CLOSED = "it closed its socket"  # the reason of a `Link` that has ended otherwi
 
 _In = TypeVar("_In")
 _encoder = msgspec.msgpack.Encoder()
-
-
-class EventLoop(Protocol):
-    """What both ends need of an event loop."""
-
-    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> object: ...
-
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object: ...
-
-    def call_soon_threadsafe(self, callback: Callable[..., object], /, *args: Any) -> object: ...
 
 
 class Outbox:

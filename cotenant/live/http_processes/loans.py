@@ -15,7 +15,7 @@ import numpy as np
 
 from cotenant.core.tensor import Tensor
 from cotenant.errors import UnavailableError, WorkerError
-from cotenant.live.http_processes.link import EventLoop
+from cotenant.live.http_processes.event_loop import EventLoop
 from cotenant.worker.arena import Block
 from cotenant.worker.wire import LARGE, TensorPart, aligned
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cotenant.errors import WorkerError
 from cotenant.live.http_processes.board import SLOTS, UNKNOWN, Board
-from cotenant.live.http_processes.link import EventLoop
+from cotenant.live.http_processes.event_loop import EventLoop
 
 logger = logging.getLogger(__name__)
 

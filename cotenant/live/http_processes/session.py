@@ -12,7 +12,8 @@ from cotenant.errors import FailedError, RequestError
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http_processes.board import Board
-from cotenant.live.http_processes.link import EventLoop, Outbox
+from cotenant.live.http_processes.event_loop import EventLoop
+from cotenant.live.http_processes.link import Outbox
 from cotenant.live.http_processes.loans import Borrower, Lender
 from cotenant.live.http_processes.messages import (
     Answer,
