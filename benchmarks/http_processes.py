@@ -33,8 +33,8 @@ FAST = Served(make=onnx_models.identity, latencies={1: 0.0005, 256: 0.001}, slo=
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Hold what so many HTTP processes do. served: requests/s, the model not being the limit, with the median and the
     99th percentile of their latency, in ms; processors: used by the server meanwhile; dispatcher_us: of these, by its
-    own process, in µs a request. Under overload: goodput: of the
-    model's ceiling; offered, rejected: requests/s; latencies of rejections in ms."""
+    own process, in µs a request. Under overload: goodput: of the model's ceiling; offered, rejected: requests/s;
+    latencies of rejections in ms."""
 
     http_processes: int
     served: float
@@ -120,7 +120,7 @@ def main() -> None:
             found = measure(count, program.resolve(), folder, asked.seconds, asked.factor, own)
             results.append(found)
             throughput = (
-                f"{count:10} {found.served:10,.0f} {found.served_p50:6.1f} {found.served_p99:6.1f} "
+                f"{count:14} {found.served:10,.0f} {found.served_p50:6.1f} {found.served_p99:6.1f} "
                 f"{found.processors:11.1f} {found.dispatcher_us:7.1f}"
             )
             overload = (

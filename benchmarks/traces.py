@@ -5,8 +5,9 @@
 Requests of a trace are striped over the nine models of gpulet's evaluation, round robin, and multiplied so that the
 busiest minute of the whole trace is 70 % of what four V100s sustain: LLM requests by copies at random times before the
 next one, functions by their counts per minute. Latencies and SLOs are 20 times those measured (see
-`benchmarks.steady`). Every loop begins with the same plan for the rates of that minute on four devices, gets up to
-eight from a cloud that takes 20 s to launch one, plans with the same solver, and starts workers in 0.5 s.
+`benchmarks.steady`). Every loop but those limited to fewer devices begins with the same plan for the rates of that
+minute on four devices, gets up to eight from a cloud that takes 20 s to launch one, plans with the same solver, and
+starts workers in 0.5 s.
 
 Others': a plan that stays (`plan`: on four devices, `plan-N` on N, for the largest multiple of the rates); fixed
 devices, planned for again; utilisation every 15 s (Kubernetes HPA, at 70 %); concurrency every 2 s (Knative KPA, 8

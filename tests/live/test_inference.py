@@ -118,6 +118,9 @@ def test_request_whose_model_has_changed_while_a_thread_prepared_it_is_checked_a
             wide = Tensor("x", "FP32", (1, 17), bytes(4 * 17))
             with pytest.raises(InvalidError, match="has shape"):
                 service._submit(InferRequest(model="identity", inputs=(wide,)), checked, answers.append, 0.0)
+            other = InferRequest(model="identity", version="99", inputs=(floats(),))
+            with pytest.raises(NotFoundError, match="version '99' of model 'identity' was replaced"):
+                service._submit(other, checked, answers.append, 0.0)
             with pytest.raises(NotFoundError, match="'gone' was unloaded"):
                 service._submit(InferRequest(model="gone", inputs=(floats(),)), checked, answers.append, 0.0)
             service._submit(InferRequest(model="identity", inputs=(floats(),)), checked, answers.append, 0.0)

@@ -563,9 +563,8 @@ def test_pytorch_traced_module_computes_shapes_on_the_host(tmp_path: Path, monke
         warnings.simplefilter("ignore")
         torch.jit.trace(torch.nn.Sequential(Shaped()), torch.ones(2, 2)).save(str(path))
     y = (TensorSpec("y", "FP32", (-1, 2)),)
-    monkeypatch.setattr(
-        torch_modules, "_on_host", lambda value: torch.zeros((), dtype=value.dtype)
-    )  # meta has no values
+    # What is on "meta" has no values.
+    monkeypatch.setattr(torch_modules, "_on_host", lambda value: torch.zeros((), dtype=value.dtype))
     module: Any = load_model(modules.written(path, "pytorch_libtorch", outputs=y), torch.device("meta"))
     assert module(torch.ones(3, 2, device="meta")).shape == (3, 2)
 

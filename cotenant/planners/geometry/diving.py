@@ -52,7 +52,7 @@ MAX_CUT_NODES = 500
 MAX_CUT_CHECKS = 2000
 SECONDS_PER_BUNDLE = 3e-5
 MAX_BUNDLED_COLUMNS = 1500  # in the integer program over bundles
-MAX_NEAREST_COLUMNS = 600  # in the integer program over all columns, besides those of covers
+MAX_NEAREST_COLUMNS = 600  # in the integer program over those nearest to their price, besides those of covers
 MAX_SINGLE_COLUMNS = 4000  # in the integer program over modes of one model, but for
 MIN_MODES_PER_MODEL = 4
 MIN_SECONDS_PER_COLUMN = 2e-4  # of work, with less of which an integer program finds nothing worth its time
@@ -76,6 +76,10 @@ class Relaxed(msgspec.Struct, frozen=True):
 
     solution: CoverSolution
     program: CoverProgram
+
+    def excess(self, demand: Array) -> Array:
+        """Return by how much the price of each column exceeds what it is worth at the prices of this relaxation."""
+        return self.program.prices_of(self.solution) - self.program.pool.values(self.solution.demand_duals, demand)
 
 
 class Dive(msgspec.Struct, frozen=True):
@@ -193,8 +197,7 @@ class Diver:
         nearest to their price in the relaxation."""
         columns = np.arange(len(self.singles))
         if dive.relaxed is not None and len(columns) > MAX_SINGLE_COLUMNS:
-            solution, program = dive.relaxed.solution, dive.relaxed.program
-            excess = (program.prices_of(solution) - self.pool.values(solution.demand_duals, demand))[columns]
+            excess = dive.relaxed.excess(demand)[columns]
             model = np.array([mode.models[0] for mode in self.singles])
             order = np.lexsort((excess, model))
             first = np.searchsorted(model[order], model[order], side="left")
@@ -206,8 +209,8 @@ class Diver:
         """Return the cover of the integer program over the columns near their price in the relaxation over bundles."""
         if dive.bundled is None:
             return None
-        solution, program = dive.bundled.solution, dive.bundled.program
-        excess = program.prices_of(solution) - self.pool.values(solution.demand_duals, program.demand)
+        program = dive.bundled.program
+        excess = dive.bundled.excess(program.demand)
         order = program.columns[np.argsort(excess[program.columns], kind="stable")]
         used = self.pool.indices(((mode, 1),) for mode, _ in dive.cover.modes)
         return self.solve_integer(np.unique(np.concatenate([order[:MAX_BUNDLED_COLUMNS], used])), demand, share)
@@ -216,9 +219,7 @@ class Diver:
         """Return the cover of the integer program over the columns of the pool that are nearest to their price in the
         relaxation, and those of some covers."""
         used = self.pool.indices(((mode, 1),) for cover in covers for mode, _ in cover.modes)
-        solution = relaxed.solution
-        excess = relaxed.program.prices_of(solution) - self.pool.values(solution.demand_duals, demand)
-        nearest = np.argsort(excess, kind="stable")[:MAX_NEAREST_COLUMNS]
+        nearest = np.argsort(relaxed.excess(demand), kind="stable")[:MAX_NEAREST_COLUMNS]
         return self.solve_integer(np.unique(np.concatenate([nearest, used])), demand, share)
 
     def _completed(

@@ -36,7 +36,7 @@ MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
 BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
-NEAREST_SHARE = 0.8  # of the work left then, for that over the columns nearest to their price of both dives
+NEAREST_SHARE = 0.8  # of the work left then, for that over the columns of both dives that are nearest to their price
 SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
 
 
