@@ -30,7 +30,7 @@ import uvloop
 
 from benchmarks.adaptive import Segment, send
 from benchmarks.harness import show_result
-from benchmarks.jobs import BATCH, AtScale, Turn, busy_seconds, compared, serving_demo
+from benchmarks.jobs import BATCH, AtScale, Turns, busy_seconds, compared, serving_demo
 from cotenant.core.identity import LaneId
 from cotenant.live.foreign_load import available_cores
 from cotenant.live.lending import Lending
@@ -128,14 +128,14 @@ async def training(mode: str, lanes: LanesAtWork) -> AsyncIterator[int]:
         await process.wait()
 
 
-async def turn(address: str, rates: Mapping[str, float], seconds: float, seed: int, pid: int | None) -> Turn:
+async def turn(address: str, rates: Mapping[str, float], seconds: float, seed: int, pid: int | None) -> Turns:
     await asyncio.sleep(1.0)
     begun, busy, used = time.monotonic(), busy_seconds(), 0.0 if pid is None else processor_seconds([pid])
     end = (await send(address, [Segment(seconds, dict(rates))], seed))[-1]
     passed = time.monotonic() - begun
     idle = max(passed * len(available_cores()) - (busy_seconds() - busy), 0.0)
     spent = 0.0 if pid is None else processor_seconds([pid]) - used
-    return Turn(models=end.models, seconds=passed, idle=idle, job=spent)
+    return Turns(models=end.models, seconds=passed, idle=idle, job=spent)
 
 
 async def measure(repository: Path, scales: Sequence[float], seconds: float, rounds: int) -> list[Compared]:
@@ -144,7 +144,7 @@ async def measure(repository: Path, scales: Sequence[float], seconds: float, rou
     async with serving_demo(repository) as (server, _, rates):
         for scale in scales:
             asked = {name: rate * scale for name, rate in rates.items()}
-            turns: dict[str, list[Turn]] = {mode: [] for mode in ("", *MODES)}
+            turns: dict[str, list[Turns]] = {mode: [] for mode in ("", *MODES)}
             for seed in range(rounds):
                 for mode in list(turns) if seed % 2 == 0 else list(turns)[::-1]:
                     if not mode:
