@@ -25,7 +25,10 @@ _NUMBER = re.compile(r"\d[\d.]*")  # of a reason that is the same as before but 
 def check_can_train() -> None:
     """Raise ConfigError where PyTorch is missing, before anything is built or measured for the job."""
     if find_spec("torch") is None:
-        raise ConfigError("--job trains with PyTorch, which is not installed; pip install 'cotenant[torch]'")
+        raise ConfigError(
+            "--job trains with PyTorch, which is not installed; pip install 'cotenant[torch]'; without a GPU, install "
+            "PyTorch's CPU build first, as the default brings some 5 GB of CUDA"
+        )
 
 
 class JobWatch:
