@@ -37,7 +37,6 @@ from cotenant.live.oip import (
 from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
-Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _TensorParameters(msgspec.Struct):
@@ -68,7 +67,7 @@ class _Request(msgspec.Struct):
     inputs: list[InputTensor]
     outputs: list[_Output] = []
     id: str = ""
-    parameters: dict[str, bool | Integer | float | str] = {}
+    parameters: dict[str, bool | int | float | str] = {}
 
 
 class _ResponseTensor(msgspec.Struct, omit_defaults=True):

@@ -48,6 +48,8 @@ FORMATS = {
 
 _LENGTH = struct.Struct("<I")  # before each element of BYTES
 
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1  # of parameters: an `int64_param` of gRPC
+
 Parameters = Mapping[str, bool | int | float | str]
 Data = bytes | bytearray | memoryview
 
@@ -233,7 +235,11 @@ def scheduling(parameters: Parameters) -> tuple[float | None, int]:
     """
     if not parameters:
         return None, -1
-    for name in parameters:
+    for name, value in parameters.items():
+        if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+            raise InvalidError(
+                f"parameter {name!r}: an integer beyond 64 bits; it may be from {MIN_INTEGER} to {MAX_INTEGER}"
+            )
         if name.startswith("triton_") and name != "triton_enable_empty_final_response":
             raise InvalidError(f"parameter {name!r}: names that begin with 'triton_' are reserved; choose another")
     timeout = _natural(parameters, "timeout")

@@ -22,6 +22,7 @@ from tests.security.server import ORDINARY, PATIENCE, Served, post
 
 ONE = ORDINARY["identity"]
 PATH = "/v2/models/identity/infer"
+ROW = {"x": [[0.5] * 16]}  # the same for `generate`
 LONG = 1.0  # seconds of processor time that no refusal comes near; each of these took 4 to 8
 
 HOSTILE: dict[str, bytes] = {
@@ -48,6 +49,20 @@ def test_hostile_json_is_refused_at_once_in_few_words(server: Served, body: byte
     status, answer = server.ask(post(PATH, body))
     assert status in (400, 500) and len(json.loads(answer)["error"]) <= MAX_ERROR
     assert server.cpu() - before < LONG
+    assert server.serves()
+
+
+@pytest.mark.parametrize("name", ["timeout", "priority", "other"])
+def test_integer_beyond_64_bits_as_a_parameter_is_the_callers_mistake(server: Served, name: str) -> None:
+    generate = "/v2/models/identity/generate"
+    for number in (2**63, 2**64, 10**400, -(2**63) - 1):
+        own = {name: number}
+        asked = {PATH: {"inputs": [ONE], "parameters": own}} | dict.fromkeys(
+            (generate, f"{generate}_stream"), ROW | own
+        )
+        for path, body in asked.items():
+            status, answer = server.ask(post(path, json.dumps(body).encode()))
+            assert status == 400 and f"parameter '{name}': an integer beyond 64 bits" in json.loads(answer)["error"]
     assert server.serves()
 
 
