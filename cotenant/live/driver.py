@@ -263,13 +263,6 @@ class Driver:
         room, finish = self._dispatcher.room(model, deadline, now)
         return room, deadline - finish if room >= 0 else 0.0
 
-    def reject_unread(self, model: str, waited: Sequence[float], reason: str) -> None:
-        """Count requests that were rejected before they were read, each so many seconds after it came."""
-        now = self._clock()
-        self.arrived[model] += len(waited)
-        requests = tuple([Request(0, model, now - seconds, now) for seconds in waited])
-        self._observer.ended(Reply(requests, Outcome.REJECTED, reason), now)
-
     def cancel(self, request_id: int) -> None:
         if request_id in self._callers:
             self.feed(Cancelled(request_id))

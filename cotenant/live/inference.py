@@ -206,7 +206,9 @@ class InferenceService:
     def _count_unread(self) -> None:
         unread, self._unread = self._unread, defaultdict(list)
         for model, waited in unread.items():
-            self._driver.reject_unread(model, waited, OVERLOADED)
+            self._driver.arrived[model] += len(waited)
+            self._driver.rows[model] += len(waited)  # at least: the controller plans for them
+            self._observer.rejected_unread(model, waited, OVERLOADED)
 
     def poll(self) -> None:
         """Take what workers have answered, which the event loop would do only after all callers that have data; nothing

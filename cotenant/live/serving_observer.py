@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -64,6 +64,10 @@ class ServingObserver:
 
     def ended(self, reply: Reply, now: float) -> None:
         self.models[reply.requests[0].model].ended(reply, now)
+
+    def rejected_unread(self, model: str, waited: Sequence[float], reason: str) -> None:
+        """Count requests that were rejected before they were read, each so many seconds after it came."""
+        self.models[model].rejected_unread(waited, reason)
 
     def answered_from_cache(self, model: str, began: float, now: float) -> None:
         """Count a request that was answered from the response cache."""

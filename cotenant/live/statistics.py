@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cotenant.core.identity import LaneId
@@ -115,6 +116,11 @@ class ModelCounts:
         self.cache_hit.add(now - began)
         self.last = now
         self.ledger.ended((Request(0, self.name, began, now),), Outcome.SERVED, now)
+
+    def rejected_unread(self, waited: Sequence[float], reason: str) -> None:
+        """Count requests that were rejected before they were read, each so many seconds after it came."""
+        self.fail.add(sum(waited), len(waited))
+        self.ledger.rejected(waited, reason)
 
     def ended_unsubmitted(self, began: float, now: float, outcome: Outcome) -> None:
         """Count a request that ended before the dispatcher heard of it, and was not served."""

@@ -44,11 +44,20 @@ class OutcomeLedger:
                     self.within_target += 1
             self.latency.extend(latencies)
             return
-        self._unserved[outcome] += len(requests)
         if outcome is Outcome.REJECTED:
-            self.rejection_latency.extend([now - request.arrived for request in requests])
-        if reason and (outcome is Outcome.REJECTED or outcome is Outcome.EXPIRED):
+            self.rejected([now - request.arrived for request in requests], reason)
+            return
+        self._unserved[outcome] += len(requests)
+        if reason and outcome is Outcome.EXPIRED:
             self.reasons[outcome, reason] = self.reasons.get((outcome, reason), 0) + len(requests)
+
+    def rejected(self, latencies: Sequence[float], reason: str) -> None:
+        """Count requests that were rejected, each so many seconds after it arrived."""
+        self._unserved[Outcome.REJECTED] += len(latencies)
+        self.rejection_latency.extend(latencies)
+        if reason:
+            key = Outcome.REJECTED, reason
+            self.reasons[key] = self.reasons.get(key, 0) + len(latencies)
 
     def ran(self, rows: int, predicted: float, observed: float) -> None:
         """Count a batch that is done, with its predicted and observed seconds."""

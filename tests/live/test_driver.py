@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.identity import LaneId
-from cotenant.core.request import Outcome, Request
+from cotenant.core.request import Request
 from cotenant.errors import CancelledError, UnavailableError
 from cotenant.live.driver import GAIN, Driver, Tensors
 from cotenant.live.event_log import EventLog
@@ -189,24 +189,6 @@ def test_event_after_the_end_of_the_event_log_is_not_written(tmp_path: Path) -> 
         log.write(b"first\n")
     log.write(b"late\n")
     assert (tmp_path / "events.jsonl").read_bytes() == b"first\n"
-
-
-def test_request_rejected_unread_is_counted_as_arrived_and_rejected() -> None:
-    class Seen(Nobody):
-        replies: list[tuple[Reply, float]] = []  # noqa: RUF012  # of one test
-
-        def ended(self, reply: Reply, now: float) -> None:
-            self.replies.append((reply, now))
-
-    async def main() -> None:
-        driver = Driver(Dispatcher(), lambda *batch: None, Seen(), clock=lambda: 5.0, drained=lambda lane: None)
-        driver.reject_unread("m", [0.01, 0.02], "the server is overloaded")
-        ((reply, now),) = Seen.replies
-        assert (reply.outcome, reply.reason, now) == (Outcome.REJECTED, "the server is overloaded", 5.0)
-        assert [(request.model, request.arrived) for request in reply.requests] == [("m", 4.99), ("m", 4.98)]
-        assert driver.arrived == {"m": 2} and driver.in_flight == 0
-
-    asyncio.run(main())
 
 
 def test_driver_would_reject_what_it_then_rejects() -> None:

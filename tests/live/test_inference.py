@@ -36,6 +36,7 @@ def test_requests_rejected_unread_are_in_the_ledger_the_metrics_and_the_status(t
             )
             assert rejected in render(server.metrics(), "")[0].decode()
             assert (await server.status()).statistics["identity"].outcomes[Outcome.REJECTED.value] == 3
+            assert server._driver.arrived["identity"] == server._driver.rows["identity"] == 3, "offered, to a planner"
 
     run(main())
 
