@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cotenant.live.http.load_shedding import (
+    AGAIN,
     BETWEEN,
     INTERVAL,
     REJECTING,
@@ -92,6 +93,29 @@ def test_lagging_loop_sheds_what_admission_would_reject_after_the_lag(rounds: Ro
     assert [(model, version) for model, version, _ in rounds.asked] == [("m", "1"), ("other", "")]
     assert [lost for _, _, lost in rounds.asked] == pytest.approx([2 * TARGET] * 2)
     assert rounds.shedder.lost == pytest.approx(2 * TARGET)
+
+
+def test_model_without_room_is_asked_about_again_soon_and_in_the_next_round(rounds: Rounds) -> None:
+    rounds.full.add("m")
+    rounds.begin()
+    rounds.shedder.read()
+    rounds.now += 2 * TARGET
+    for _ in range(5):
+        rounds.shedder.read()
+        assert rounds.shedder.sheds("m", "")
+        rounds.now += AGAIN / 10
+    assert len(rounds.asked) == 1
+    rounds.full.clear()
+    rounds.now += AGAIN
+    rounds.shedder.read()
+    assert not rounds.shedder.sheds("m", "")
+    rounds.full.add("m")
+    assert rounds.shedder.sheds("m", "")
+    rounds.end()
+    rounds.full.clear()
+    rounds.begin()
+    rounds.shedder.read()
+    assert not rounds.shedder.sheds("m", "")
 
 
 def test_request_with_its_own_timeout_is_read_though_its_model_is_full(rounds: Rounds) -> None:

@@ -27,6 +27,7 @@ INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when
 REJECTING = 0.002  # seconds of a round in which rejections are written at least
 ROUND = 0.01  # seconds that a round is to take at most, what is read and the rejections together
 WRITING = 1.5  # seconds in which rejections are written for each in which requests are read: a write takes longer
+AGAIN = 0.00025  # seconds for which a model that had no room has none: workers are polled as often
 BETWEEN = 16  # rejections between two polls of the workers
 REST = 0.002  # seconds between two rounds from which on the loop has waited for its sockets: uvloop counts milliseconds
 
@@ -65,6 +66,8 @@ class LoadShedder:
         self._since = self._started = -math.inf  # what is read may have waited since then; the round began
         self._ended = -math.inf  # the round before
         self._worst = 0.0  # lag in this round
+        self._now = -math.inf  # when something was last read
+        self._full: dict[tuple[str, str], float] = {}  # until when a model and version have no room, in this round
         self._lagged = -math.inf  # when the loop last lagged
         self._onset = math.inf  # since when it lags in every round
         self._standing = False
@@ -81,7 +84,7 @@ class LoadShedder:
         loop = self._loop
         if loop is None:
             return False
-        now = self._clock()
+        self._now = now = self._clock()
         if not self._in_round:
             self._begin(loop, now)
         self.lag = lag = now - self._since
@@ -110,7 +113,15 @@ class LoadShedder:
             return False
         if self._standing and self._clock() - self._started > TARGET:
             return True
-        return hurried and self._admission.would_reject(model, version, self.lag)
+        if not hurried:
+            return False
+        key = model, version
+        if self._now < self._full.get(key, -math.inf):
+            return True
+        if not self._admission.would_reject(model, version, self.lag):
+            return False
+        self._full[key] = self._now + AGAIN
+        return True
 
     @property
     def lost(self) -> float:
@@ -127,6 +138,7 @@ class LoadShedder:
         self._since = started if started - self._ended > REST else self._started
         self._started = started
         self._worst = 0.0
+        self._full.clear()
         self._see_to_end(loop)
 
     def _see_to_end(self, loop: Loop) -> None:
