@@ -7,6 +7,7 @@ at which the state was read, in seconds, since two machines have no common clock
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -29,13 +30,16 @@ class WaitingRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model's queue on a lane. latencies: predicted seconds of 1, 2, … rows, by the plan. correction,
-    others_between: see `Queue`. turn: the number of its last batch; the least is next. waiting: most urgent first."""
+    others_between, stock: see `Queue`. emptied: seconds since `Queue.emptied`; None: it was never in use. turn: the
+    number of its last batch; the least is next. waiting: most urgent first."""
 
     model: str
     latencies: tuple[float, ...]
     correction: float = 1.0
     max_queue_delay: float = 0.0
     others_between: float = 0.0
+    emptied: float | None = None
+    stock: float = 0.0
     turn: int = 0
     waiting: tuple[WaitingRequest, ...] = ()
 
@@ -100,6 +104,8 @@ def _read_queue(queue: Queue, now: float) -> QueueState:
         correction=queue.correction,
         max_queue_delay=queue.max_queue_delay,
         others_between=queue.others_between,
+        emptied=None if queue.emptied == -math.inf else now - queue.emptied,
+        stock=queue.stock,
         turn=queue.ran,
         waiting=tuple(
             WaitingRequest(min(request.deadline - now, FOREVER), request.size, request.priority)
@@ -125,6 +131,9 @@ def restore_lane(state: LaneState, now: float) -> Lane:
             due = now + waiting.due
             request = Request(0, described.model, now, due, waiting.size, waiting.priority)
             queue.push(request, waiting.size, waiting.priority, due)
+        queue.emptied = now - (described.emptied or 0.0)
+        queue.stock = described.stock
+        queue.ended = now  # or before
     if state.free_in is None:
         return lane
     lane.set_state(up=True)

@@ -36,10 +36,12 @@ from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.open_requests import OpenRequests
 from cotenant.runtime.routing import ModelRoutes
 from cotenant.runtime.splitting import rows_to_fill
+from cotenant.runtime.standing import STANDING, note_batch
 from cotenant.runtime.turns import next_queue
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
 
+CROWDED: Final = "more requests arrive than can be answered, and enough of them wait"
 TOO_LATE: Final = "it could not be answered within its deadline"
 NO_LANE: Final = "no partition holds the model"
 NO_WORKER: Final = "no worker that holds the model is up"
@@ -98,6 +100,8 @@ class Dispatcher:
             return [Reply((request,), Outcome.REJECTED, NO_LANE)]
         size, priority, deadline = request.size, request.priority, request.deadline
         queue, finish = routes.first(size, priority, deadline, now)
+        if queue is not None and now - queue.emptied > STANDING * (deadline - now):
+            queue, finish = routes.within_bound(queue, finish, size, priority, deadline, now)
         if queue is None or finish > deadline:
             return self._admit_otherwise(request, routes, finish, now)
         self._held[request.id] = queue
@@ -123,6 +127,8 @@ class Dispatcher:
                 continue
             size, priority, deadline = request.size, request.priority, request.deadline
             queue, finish = routes.first(size, priority, deadline, now)
+            if queue is not None and now - queue.emptied > STANDING * (deadline - now):
+                queue, finish = routes.within_bound(queue, finish, size, priority, deadline, now)
             if queue is None or finish > deadline:
                 commands.extend(self._admit_otherwise(request, routes, finish, now))
                 continue
@@ -139,7 +145,8 @@ class Dispatcher:
 
     def late_finish(self, model: str, deadline: float, now: float) -> float:
         """Return when a request of one row would finish as the last of its priority, if that is after its deadline;
-        minus infinity if it is not, or there is no lane to say so.
+        infinity if it would be rejected because queues stand; minus infinity if it would not, or there is no lane to
+        say so.
 
         A front end asks, before it reads a request. By its deadline the request may be more urgent than those that
         wait, but only because it has waited longer, unread.
@@ -148,9 +155,11 @@ class Dispatcher:
         if routes is None:
             return -math.inf
         queue, finish = routes.first(1, 0, math.inf, now)
-        if queue is None or finish <= deadline or routes.before_its_turn(1, 0, math.inf, deadline, now) is not None:
+        if queue is None:
             return -math.inf
-        return finish
+        if finish <= deadline:
+            return math.inf if routes.is_crowded(0, math.inf, deadline, now) else -math.inf
+        return -math.inf if routes.before_its_turn(1, 0, math.inf, deadline, now) is not None else finish
 
     def room(self, model: str, deadline: float, now: float) -> tuple[int, float]:
         """Return how many requests of one row, as the last of their priority, would be admitted now, and when the first
@@ -165,12 +174,16 @@ class Dispatcher:
         if best is None:
             return -1, 0.0
         if first <= deadline:
-            return routes.rows_by(deadline, now), first
+            return routes.rows_by(deadline, now), first  # none, perhaps, where its queues stand
         hurries = routes.before_its_turn(1, 0, math.inf, deadline, now) is not None
         return (-1, 0.0) if hurries else (0, first)
 
     def _admit_otherwise(self, request: Request, routes: ModelRoutes, finish: float, now: float) -> list[Command]:
-        """Handle the arrival of a request that no lane finishes in time in its turn, the best of them at `finish`."""
+        """Handle the arrival of a request that no lane finishes in time in its turn, the best of them at `finish`; or
+        that is in time, and no lane takes, since queues stand."""
+        deadline = request.deadline
+        if finish <= deadline or (request.size > 1 and routes.is_crowded(request.priority, deadline, deadline, now)):
+            return [Reply((request,), Outcome.REJECTED, CROWDED)]
         places, finish = routes.otherwise(request, finish, now)
         if not places:
             if finish == math.inf:
@@ -265,6 +278,7 @@ class Dispatcher:
         if queue.waiting[0].arrived <= queue.ended and queue.others:
             queue.waited(now - queue.ended + lane.lent - queue.lent)
         requests = tuple(queue.take(count, rows))
+        note_batch(queue, requests[0], rows, now)
         self._batches += 1
         queue.ran = self._batches
         lane.batch = Batch(self._batches, queue, requests, rows, now)

@@ -31,6 +31,8 @@ class Queue:
     `correction` scales the predicted latencies by what was observed: interference, overheads, a stale profile. Time
     that was lent counts as if it had been spent, since it may not be there the next time.
     `others_between` is the smoothed time that other models run between two of its batches while it has more waiting.
+    `emptied` is when it last left nothing that a new request would have waited for; minus infinity: never. It belongs
+    to `standing`, as do `empty`, the number of batches in a row that left nothing, and `stock`, in rows.
     `number`, `entry` and `idle` belong to `routing.ModelRoutes`.
     """
 
@@ -38,6 +40,8 @@ class Queue:
         "batch",
         "correction",
         "deviation",
+        "emptied",
+        "empty",
         "ended",
         "entry",
         "idle",
@@ -54,6 +58,7 @@ class Queue:
         "ran",
         "ratio",
         "rows",
+        "stock",
         "unordered",
         "waiting",
     )
@@ -77,6 +82,9 @@ class Queue:
         self.ended = -math.inf  # end of its last batch, in seconds
         self.lent = 0.0  # what the lane had been lent by then
         self.others_between = 0.0  # seconds
+        self.emptied = -math.inf  # in seconds
+        self.empty = 0
+        self.stock = 0.0
         self.update(spec)
 
     def update(self, spec: LaneModel) -> None:
@@ -119,6 +127,8 @@ class Queue:
         waiting = self.waiting
         if not self.rows:
             self.unordered = False
+            if request.arrived - self.ended > self.latencies[-1]:
+                self.emptied = request.arrived
         elif priority != self.last_priority or deadline < self.last_deadline:
             self._insert(request, size, priority, deadline)
             return

@@ -10,9 +10,12 @@ from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 from cotenant.runtime.splitting import places_for_parts
+from cotenant.runtime.standing import enough, stand
 from cotenant.runtime.turns import runs_in_time_before_its_turn
 
 LINEAR_SCAN: Final = 6  # number of lanes up to which evaluating all is faster than keeping them in order
+
+MANY: Final = 1 << 60  # rows
 
 # Relative slack of a busy lane's bound: it is summed in another order than a finish time, and rounding differs.
 ROUNDING: Final = 1e-12
@@ -69,6 +72,37 @@ class ModelRoutes:
                         best, best_finish = queue, at
         return best, best_finish
 
+    def is_crowded(self, priority: int, deadline: float, due: float, now: float) -> bool:
+        """Tell whether the queues stand for requests that are due then, with enough in each before such a request.
+        deadline: by which it is inserted."""
+        if not stand(self.queues, due - now, now):
+            return False
+        up = False
+        for queue in self.queues:
+            if queue.lane.takes_requests(now):
+                up = True
+                if queue.ahead(priority, deadline) < enough(queue):
+                    return False
+        return up
+
+    def within_bound(
+        self, first: Queue, finish: float, size: int, priority: int, deadline: float, now: float
+    ) -> tuple[Queue | None, float]:
+        """Return what `first` does, which returned that for the request, of the queues that take it if they stand; none
+        and that time if all have enough."""
+        if finish > deadline or not stand(self.queues, deadline - now, now):
+            return first, finish
+        best: Queue | None = None
+        best_finish = math.inf
+        for queue in self.queues:
+            if size <= queue.batch and queue.lane.takes_requests(now):
+                ahead = queue.ahead(priority, deadline)
+                if ahead < enough(queue):
+                    at = finish_time(queue, ahead + size, now)
+                    if best is None or at < best_finish:
+                        best, best_finish = queue, at
+        return (None, finish) if best is None else (best, best_finish)
+
     def before_its_turn(self, size: int, priority: int, deadline: float, due: float, now: float) -> Queue | None:
         """Return a queue where a request finishes by `due` if its batch goes before its turn and makes nobody late;
         None if there is none. deadline: by which it is inserted."""
@@ -82,11 +116,16 @@ class ModelRoutes:
         return None
 
     def rows_by(self, due: float, now: float) -> int:
-        """Return how many more rows, each as the last of the most urgent, finish by `due` in all queues together."""
+        """Return how many more rows, each as the last of the most urgent, finish by `due` in all queues together, or
+        are enough where these stand."""
         total = 0
+        stands = stand(self.queues, due - now, now)
         for queue in self.queues:
             ahead = queue.ahead(0, math.inf)
             if not queue.lane.takes_requests(now) or finish_time(queue, ahead + 1, now) > due:
+                continue
+            most = math.ceil(enough(queue)) - ahead if stands else MANY
+            if most <= 0:
                 continue
             low = -(-(ahead + 1) // queue.batch)  # batches, the last of which is in time with some of its rows
             high = max(low, int((due - now) / queue.expected(queue.batch))) + 1  # the last of which is not
@@ -99,7 +138,8 @@ class ModelRoutes:
                     high = middle
                 else:
                     low = middle
-            total += low * queue.batch - ahead
+            rows = low * queue.batch - ahead
+            total += rows if rows < most else most
         return total
 
     def otherwise(self, request: Request, finish: float, now: float) -> tuple[list[tuple[Queue, int]], float]:

@@ -16,6 +16,7 @@ from cotenant.runtime.admission_state import AdmissionState, ModelTarget, restor
 from cotenant.runtime.batching import drop_requests
 from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.routing import ModelRoutes
+from cotenant.runtime.standing import note_batch
 from cotenant.runtime.turns import next_queue
 
 
@@ -85,8 +86,12 @@ class Replica:
         if routes is None:
             return Prediction(math.inf, False)
         queue, finish = routes.first(1, 0, deadline, now)
-        if queue is None or finish <= deadline:
-            return Prediction(finish, queue is not None)
+        if queue is not None and finish <= deadline:
+            queue, finish = routes.within_bound(queue, finish, 1, 0, deadline, now)
+        if queue is None:
+            return Prediction(max(finish, deadline), False)
+        if finish <= deadline:
+            return Prediction(finish, True)
         if routes.before_its_turn(1, 0, deadline, deadline, now) is not None:
             return Prediction(deadline, True)
         return Prediction(finish, False)
@@ -96,6 +101,8 @@ class Replica:
         if routes is None:
             return
         queue, finish = routes.first(1, 0, deadline, now)
+        if queue is not None and finish <= deadline:
+            queue, finish = routes.within_bound(queue, finish, 1, 0, deadline, now)
         if queue is not None and finish > deadline:
             queue = routes.before_its_turn(1, 0, deadline, deadline, now)
         if queue is not None:
@@ -115,7 +122,8 @@ class Replica:
             if lane.batch is not None:
                 if lane.free_at > now:
                     break
-                at, lane.batch = lane.free_at, None
+                lane.batch.queue.ended = at = lane.free_at
+                lane.batch = None
             elif not lane.up:
                 if not -math.inf < lane.back_at <= now:
                     break
@@ -127,7 +135,7 @@ class Replica:
             best, count, rows, _ = next_queue(lane, at)
             if best is None:
                 break
-            best.take(count, rows)
+            note_batch(best, best.take(count, rows)[0], rows, at)
             self._batches += 1
             best.ran = self._batches
             lane.batch = Batch(self._batches, best, (), rows, at)

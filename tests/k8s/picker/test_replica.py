@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cotenant.core.request import Outcome
 from cotenant.k8s.picker.replica import Prediction, Replica
 from cotenant.runtime.admission_state import AdmissionState, ModelTarget
+from cotenant.runtime.standing import STANDING
 from tests.k8s.picker.states import TARGET, VirtualServer
 
 # Pause before each request, its model, and its seconds.
@@ -41,6 +42,26 @@ def test_predict_says_what_the_server_decides(
         assert server.arrive(number, model, now + within, now) == predicted.admitted
         if predicted.admitted:
             replica.admit(model, 500 + now + within, 500 + now)
+
+
+def test_predict_where_queues_stand_says_what_the_server_decides() -> None:
+    server, now, number = VirtualServer({"m": 1.0}), 0.0, 0
+    while now < STANDING * TARGET + 2 * TARGET:  # three times what the lane can do
+        now, number = now + 0.0008, number + 1
+        server.arrive(number, "m", now + TARGET, now)
+    crowded = 0
+    for _ in range(10):
+        now += 0.0203  # no batch ends at that moment
+        replica = Replica(server.state(now), 500.0 + now)
+        for _ in range(20):
+            number += 1
+            predicted = replica.predict("m", 500 + now + TARGET, 500 + now)
+            assert server.arrive(number, "m", now + TARGET, now) == predicted.admitted
+            if predicted.admitted:
+                replica.admit("m", 500 + now + TARGET, 500 + now)
+            else:
+                crowded += predicted.finish <= 500 + now + TARGET
+    assert crowded
 
 
 def test_predict_an_idle_server_finishes_after_one_batch() -> None:
