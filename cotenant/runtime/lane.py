@@ -127,8 +127,8 @@ class Queue:
         waiting = self.waiting
         if not self.rows:
             self.unordered = False
-            if request.arrived - self.ended > self.latencies[-1]:
-                self.emptied = request.arrived
+            if request.arrived - self.ended > self.latencies[-1] and request.arrived > self.emptied:
+                self.emptied = request.arrived  # its lane had nothing of it for longer than a batch takes
         elif priority != self.last_priority or deadline < self.last_deadline:
             self._insert(request, size, priority, deadline)
             return
