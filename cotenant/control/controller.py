@@ -11,6 +11,7 @@ A plan is made anew for one of these reasons, the first that holds:
   plan could be in force (`RateForecast`, `LeadTime`);
 - batches take longer than predicted, or no longer as long as they did, for a while (`SlowdownMonitor`);
 - an SLO is missed though neither is the case: then models that fall short are planned for with more headroom;
+- a rate may have risen beyond the plan: the plan that is made then waits until it surely has;
 - rates have been lower for a whole cool-down, and fewer devices might do, or serve what was short.
 
 Profiles that batches do not keep to on a quiet machine are corrected (`ProfileMonitor`).
@@ -61,15 +62,16 @@ WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved
 
 
 class _Need(NamedTuple):
-    """A reason to plan anew, and the least that may do."""
+    """A reason to plan anew, the least that may do, and whether it is certain."""
 
     cause: Cause
     reason: str
     step: SolveStep = SolveStep.KEEP
+    proven: bool = True
 
 
 class _UnderWay(NamedTuple):
-    """A rollout, and what it came from."""
+    """A plan that is rolled out, or is to be, and what it came from."""
 
     asked: Solve
     solved: Solved
@@ -108,6 +110,8 @@ class Controller:
         self._asked_at = 0.0  # when the plan was asked for that is under way
         self._solving: Solve | None = None
         self._rolling: _UnderWay | None = None
+        self._proven = True  # whether it is certain that there is a reason for the plan that is under way
+        self._ready: _UnderWay | None = None  # a plan that waits for that
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
         self._postponed = ""  # such a reason, of which nothing came
@@ -194,6 +198,7 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
+        self._ready = None
         self._held.wanted = None
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
@@ -219,16 +224,23 @@ class Controller:
         if now < self._not_before and not self._urgent:
             return
         need = self._need(now)
-        if need is not None:
+        ready, self._ready = self._ready, None
+        if need is None:
+            if ready is not None:
+                self._note(now, "discard the plan", "rates seemed to have risen by chance")
+        elif ready is not None and need.cause is Cause.RATE:
+            self._accept(ready, now, commands)
+        else:
             self._urgent = self._postponed = ""
+            self._proven = need.proven
             self._solve(need, now, commands)
 
     def _need(self, now: float) -> _Need | None:
         if urgent := self._urgent or self._postponed:
             return _Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
         watches = self._watches
-        if exceeded := [name for name, watch in watches.items() if self._exceeds(name, watch)]:
-            return _Need(Cause.RATE, "; ".join(self._describe_excess(name) for name in sorted(exceeded)))
+        if exceeded := self._exceeding(self.options.changed_threshold):
+            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, exceeded)))
         if self._machine.drifted and (self._machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
             return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as long as predicted")
         if drifted := [name for name in watches if watches[name].slowdown.drifted and self._drift_matters(name)]:
@@ -240,20 +252,28 @@ class Controller:
                 if watch.attainment.falls_short(self._targets.get(name, 0.99)):
                     watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
             return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
+        if suspected := self._exceeding(self.options.suspected_threshold):
+            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), proven=False)
         if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
 
-    def _exceeds(self, name: str, watch: ModelWatch) -> bool:
+    def _exceeding(self, threshold: float) -> list[str]:
+        """Return the models of which more is offered than the plan in force serves, by a change that exceeds a
+        threshold."""
+        return sorted(name for name, watch in self._watches.items() if self._exceeds(name, watch, threshold))
+
+    def _exceeds(self, name: str, watch: ModelWatch, threshold: float) -> bool:
+        """Tell whether more is offered of a model than the plan in force serves, or will be. threshold: log-likelihood
+        ratio beyond which a rate has changed."""
         limit, estimate = self._limit(name) * (1 + self.options.tolerance), watch.estimate
         beyond = max(watch.expected, watch.bursts.needed) > limit
         if estimate.before is None:
             return beyond or estimate.exceeds(limit, self.options.threshold)
         # The window was chosen for its change, and chance makes one that looks like that sooner than in any other. But
         # where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
-        threshold = self.options.changed_threshold
-        new = estimate.rate > limit and estimate.exceeds(max(estimate.before, self.options.idle_rate), threshold)
-        return beyond or new or estimate.exceeds(limit, threshold)
+        rose = estimate.rate > limit and estimate.rose(threshold, self.options.idle_rate)
+        return beyond or rose or estimate.exceeds(limit, threshold)
 
     def _limit(self, name: str) -> float:
         """Return the requests/s up to which the plan in force serves a model, or was made for."""
@@ -339,10 +359,21 @@ class Controller:
             self._acquire(now, commands)
             self._fail(now, "no plan", solved.error, again=solved.outdated)
             return
+        self._accept(_UnderWay(asked, solved), now, commands)
+
+    def _accept(self, ready: _UnderWay, now: float, commands: list[ControllerCommand]) -> None:
+        """Go over to a plan, or have it wait until it is certain that rates have risen. That takes as long as another
+        observation or two, and so does the search, so that both are done at once."""
+        asked, solved = ready
+        assert solved.plan is not None
+        self._proven = self._proven or bool(self._exceeding(self.options.changed_threshold))
         if self._is_outdated(solved, asked):
             self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
             self._postpone(asked)
             return  # they are a reason of their own, where the plan in force does not serve them
+        if not self._proven:
+            self._ready = ready
+            return
         self._failures = 0
         self._short = solved.short
         self._held.wanted = solved.devices or None
@@ -352,7 +383,7 @@ class Controller:
             self._note(now, "keep the plan", "it serves these rates" if solved.step is SolveStep.KEEP else "no gain")
             self._release(now, commands)
             return
-        self._rolling = _UnderWay(asked, solved)
+        self._rolling = ready
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         devices = show_count(solved.plan.devices_used, "device")
         action = f"{verb} a plan of {devices}, solved in {solved.seconds:.2f} s"
@@ -494,7 +525,7 @@ class Controller:
 
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
-        assert self._solving is None or self._rolling is None
+        assert [self._solving, self._rolling, self._ready].count(None) >= 2
         self._held.invariants()
 
 

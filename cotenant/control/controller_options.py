@@ -15,23 +15,24 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     headroom: factor on an estimated rate that is planned for. deviations: of the estimate, that are added to it at
     least. tolerance: part by which a rate may exceed what its plan sustains. threshold: log-likelihood ratio beyond
-    which it does not exceed that by chance; changed_threshold: beyond which the rate has surely changed, and needs no
-    such proof. idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the
-    next. cooldown: for which rates must be lower before devices are released; it grows up to longest_cooldown while
-    devices are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until
-    it is in force, before any was timed. fall: part of the planned rates by which their sum must be lower before a plan
-    of fewer devices is looked for; short_fall: the same while some rates are unserved; fall_alone: the same for a
-    single rate. retry, longest_retry: after a failure, doubling with each in a row. correct_after, correct_batches: of
-    a quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a quiet
-    one, at most. short_cooldown: the cool-down while not all that is offered can be served. forecast: of rates; None:
-    none.
+    which it does not exceed that by chance. suspected_threshold: beyond which a rate may have changed, and a plan is
+    looked for; changed_threshold: beyond which it surely has, and that it exceeds its plan needs no proof of its own.
+    idle_rate: requests/s that a model is planned for that is hardly used. settle: after a change, until the next.
+    cooldown: for which rates must be lower before devices are released; it grows up to longest_cooldown while devices
+    are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until it is in
+    force, before any was timed. fall: part of the planned rates by which their sum must be lower before a plan of fewer
+    devices is looked for; short_fall: the same while some rates are unserved; fall_alone: the same for a single rate.
+    retry, longest_retry: after a failure, doubling with each in a row. correct_after, correct_batches: of a quiet
+    machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a quiet one, at
+    most. short_cooldown: the cool-down while not all that is offered can be served. forecast: of rates; None: none.
     """
 
     headroom: float = 1.2
     deviations: float = 2.0
     tolerance: float = 0.02
     threshold: float = 10.0
-    changed_threshold: float = 20.0
+    suspected_threshold: float = 12.0
+    changed_threshold: float = 15.0
     idle_rate: float = 1.0
     settle: float = 1.0
     cooldown: float = 60.0

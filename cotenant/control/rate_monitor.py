@@ -2,12 +2,13 @@
 
 Counts of short intervals are kept. The estimate is the mean over the longest recent window in which the rate did not
 change: whenever some latest part of the window differs from the rest by more than chance explains, the window shrinks
-to that part (a generalised likelihood ratio over suffixes whose lengths double; Lai, "Sequential Changepoint Detection
-in Quality Control and Dynamical Systems", 1995, section 3; the shrinking window is that of ADWIN, Bifet and Gavaldà,
-2007). So a step is seen within a few dozen requests, and a constant rate is averaged over minutes.
+to that part (a generalised likelihood ratio over suffixes whose lengths grow by half; Lai, "Sequential Changepoint
+Detection in Quality Control and Dynamical Systems", 1995, section 3; the shrinking window is that of ADWIN, Bifet and
+Gavaldà, 2007). So a step is seen within a few dozen requests, and a constant rate is averaged over minutes.
 
 Arrivals that come in bursts vary by more than Poisson arrivals do. Their index of dispersion divides every likelihood
-ratio, as in a quasi-Poisson model: what bursts do is no change of rate.
+ratio, as in a quasi-Poisson model: what bursts do is no change of rate. An index that Poisson arrivals may have by
+chance, or by a step of their rate, divides nothing: a step would hide itself.
 """
 
 from __future__ import annotations
@@ -19,27 +20,30 @@ from collections import deque
 import msgspec
 
 DISPERSION_EVERY = 4  # intervals between two estimates of the dispersion, which cost more than the rest
+POOLED = 8  # intervals that are added up for a second estimate: bursts are longer than one
+CHANCE = 2.0  # standard deviations by which the dispersion of Poisson counts is thought to exceed 1
 
 
 class RateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """horizon: seconds of the longest window. threshold: log-likelihood ratio above which a change is no chance; in a
-    test of Poisson counts, chance alone exceeds 14 once in some 4,000,000 times. dispersion_intervals: latest intervals
+    test of Poisson counts, chance alone exceeds 12 once in some million times. dispersion_intervals: latest intervals
     that dispersion is estimated from."""
 
     horizon: float = 120.0
-    threshold: float = 14.0
+    threshold: float = 12.0
     dispersion_intervals: int = 120
 
 
 class RateEstimate(msgspec.Struct, frozen=True):
     """rate: requests/s. seconds: of the window that it is the mean of. dispersion: variance over mean of the counts, at
-    least 1, which is that of Poisson arrivals. before: the rate before the change with which the window begins; None
-    where it begins with none."""
+    least 1, which is that of Poisson arrivals. before, before_seconds: the rate in the rest of the horizon, before the
+    change with which the window begins, and its length; None where it begins with none."""
 
     rate: float
     seconds: float
     dispersion: float
     before: float | None = None
+    before_seconds: float = 0.0
 
     @property
     def deviation(self) -> float:
@@ -52,6 +56,14 @@ class RateEstimate(msgspec.Struct, frozen=True):
             return False
         return log_likelihood_ratio(self.rate * self.seconds, rate * self.seconds) > threshold * self.dispersion
 
+    def rose(self, threshold: float, least: float = 0.0) -> bool:
+        """Tell whether the rate is higher than before the change, by a log-likelihood ratio above the threshold that
+        allows for either being an estimate. least: requests/s that the rate before is taken to have had."""
+        if self.before is None or self.rate <= (before := max(self.before, least)):
+            return False
+        counts = before * self.before_seconds, self.rate * self.seconds
+        return _change_ratio(counts[0], self.before_seconds, counts[1], self.seconds) > threshold * self.dispersion
+
 
 class RateMonitor:
     """Estimate the rate of one model from counts of successive intervals."""
@@ -59,10 +71,11 @@ class RateMonitor:
     def __init__(self, options: RateOptions | None = None) -> None:
         self._options = options or RateOptions()
         self._counts: deque[int] = deque(maxlen=self._options.dispersion_intervals)
-        # Seconds and requests before the end of each interval of the window, the first being its beginning.
+        # Seconds and requests before the end of each interval, the first being the beginning: of the window, and of the
+        # whole horizon.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._horizon: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._dispersion = self._recent_dispersion = 1.0
-        self._before: float | None = None
         self._observations = 0
 
     def observe(self, count: int, seconds: float, dispersion: float = 1.0) -> RateEstimate:
@@ -70,33 +83,39 @@ class RateMonitor:
         that is known from longer ago, which is the least."""
         self._counts.append(count)
         last_time, last_total = self._ends[-1]
-        self._ends.append((last_time + seconds, last_total + count))
-        while self._ends[-1][0] - self._ends[1][0] >= self._options.horizon:
-            self._ends.popleft()
-            self._before = None
+        now = last_time + seconds
+        for ends in (self._ends, self._horizon):
+            ends.append((now, last_total + count))
+            while now - ends[1][0] >= self._options.horizon:
+                ends.popleft()
         if self._observations % DISPERSION_EVERY == 0:
             self._recent_dispersion = _dispersion(list(self._counts))
         self._dispersion = max(self._recent_dispersion, dispersion)
         self._observations += 1
         self._forget_before_change()
-        (begin, before), (end, total) = self._ends[0], self._ends[-1]
-        return RateEstimate((total - before) / (end - begin), end - begin, self._dispersion, self._before)
+        (first, remembered), (begin, before), (end, total) = self._horizon[0], self._ends[0], self._ends[-1]
+        known = begin - first
+        earlier = (before - remembered) / known if known else None
+        return RateEstimate((total - before) / (end - begin), end - begin, self._dispersion, earlier, known)
 
     def _forget_before_change(self) -> None:
         """Shrink the window to the suffix that differs most from what is before it, where one does."""
         ends = self._ends
         (begin, before), (end, total) = ends[0], ends[-1]
+        whole, seconds = total - before, end - begin
         most, at = self._options.threshold * self._dispersion, 0
         length = 1
         while length < len(ends) - 1:
             time, count = ends[-1 - length]
-            ratio = _change_ratio(count - before, time - begin, total - count, end - time)
-            if ratio > most:
-                most, at = ratio, length
-            length *= 2
+            expected = whole * (end - time) / seconds
+            # Chi-squared bounds the likelihood ratio from above, and takes no logarithm.
+            if (total - count - expected) ** 2 * whole > most * expected * (whole - expected):
+                ratio = _change_ratio(count - before, time - begin, total - count, end - time)
+                if ratio > most:
+                    most, at = ratio, length
+            length += (length + 1) // 2
         if at:
             time, count = ends[-1 - at]
-            self._before = (count - before) / (time - begin)
             kept = list(ends)[-1 - at :]
             ends.clear()
             ends.extend(kept)
@@ -109,7 +128,7 @@ def log_likelihood_ratio(count: float, expected: float) -> float:
     return count * math.log(count / expected) - (count - expected) if expected else math.inf
 
 
-def _change_ratio(before: int, before_seconds: float, after: int, after_seconds: float) -> float:
+def _change_ratio(before: float, before_seconds: float, after: float, after_seconds: float) -> float:
     """Return the log-likelihood ratio of two rates over one rate."""
     rate = (before + after) / (before_seconds + after_seconds)
     if not rate:
@@ -119,9 +138,15 @@ def _change_ratio(before: int, before_seconds: float, after: int, after_seconds:
 
 def _dispersion(counts: list[int]) -> float:
     """Estimate variance over mean from successive differences, on which a change of rate has little influence, at two
-    lengths of interval: bursts are longer than one."""
-    pooled = [sum(counts[i : i + 8]) for i in range(0, len(counts) - 7, 8)]
-    return max(1.0, _successive_dispersion(counts), _successive_dispersion(pooled))
+    lengths of interval; 1 where it exceeds that by no more than chance explains."""
+    pooled = [sum(counts[i : i + POOLED]) for i in range(0, len(counts) - POOLED + 1, POOLED)]
+    return max(_beyond_chance(counts), _beyond_chance(pooled))
+
+
+def _beyond_chance(counts: list[int]) -> float:
+    dispersion = _successive_dispersion(counts)
+    # The mean of n squared differences of normal values has a relative variance of 3 / n (von Neumann et al., 1941).
+    return dispersion if dispersion > 1.0 + CHANCE * math.sqrt(3.0 / max(len(counts), 1)) else 1.0
 
 
 def _successive_dispersion(counts: list[int]) -> float:
@@ -129,5 +154,5 @@ def _successive_dispersion(counts: list[int]) -> float:
     if len(counts) < 8 or not (total := sum(counts)):
         return 1.0
     squares = sorted((b - a) ** 2 for a, b in itertools.pairwise(counts))
-    kept = squares[: len(squares) - max(1, len(squares) // 50)]  # the largest may be a step of the rate
+    kept = squares[: len(squares) - max(2, len(squares) // 50)]  # a step within an interval makes two large ones
     return sum(kept) / len(kept) / 2 / (total / len(counts))

@@ -66,12 +66,58 @@ def test_doubled_rate_needs_no_proof_of_its_excess_over_the_plan() -> None:
     assert world.solve(400.0, PERIOD).rates["a"] == pytest.approx(480.0, rel=0.1)
 
 
-def test_change_that_may_be_chance_is_no_proof_of_an_excess_over_the_plan() -> None:
-    world = World()
+def suspecting(**options: float) -> tuple[World, Solve]:
+    """A world whose rate may have risen beyond its plan, by a likelihood ratio of e^14."""
+    world = World(**options)
     world.tell(Adopted(plan=plan_of(1, 150.0), rates={"a": 150.0}))
     world.observe(100.0, 60)
-    assert world.observe(165.0, 1.0) == []
-    assert world.controller._watches["a"].estimate.before is not None
+    return world, world.solve(158.0, 1.0)
+
+
+def test_plan_for_a_change_that_may_be_chance_waits_for_proof() -> None:
+    world, solve = suspecting()
+    assert world.answer(solve, plan_of(1, 190.0)) == []
+    assert world.controller.status().activity == "watching"
+    (roll,) = world.observe(158.0, 1.0)
+    assert isinstance(roll, Roll)
+    assert roll.plan == plan_of(1, 190.0)
+
+
+def test_plan_is_gone_over_to_at_once_where_proof_came_while_it_was_made() -> None:
+    world, solve = suspecting()
+    assert world.observe(158.0, 1.0) == []
+    (roll,) = world.answer(solve, plan_of(1, 190.0))
+    assert isinstance(roll, Roll)
+
+
+def test_plan_for_a_change_that_was_chance_is_discarded() -> None:
+    world, solve = suspecting()
+    world.answer(solve, plan_of(1, 190.0))
+    assert world.observe(100.0, 120.0) == []
+    assert [each.action for each in world.controller.status().decisions] == ["plan again", "discard the plan"]
+
+
+def test_plan_that_waits_for_proof_is_discarded_where_another_comes_into_force() -> None:
+    world, solve = suspecting()
+    world.answer(solve, plan_of(1, 190.0))
+    world.tell(Adopted(plan=plan_of(1, 152.0), rates={"a": 152.0}))
+    assert isinstance(world.solve(158.0, 10.0), Solve)
+
+
+def test_plan_that_waits_for_proof_is_discarded_where_its_device_is_gone() -> None:
+    world, solve = suspecting()
+    world.answer(solve, plan_of(1, 190.0))
+    (again,) = world.tell(DevicesGone(GPU[:1], "lost"))
+    assert isinstance(again, Solve)
+    assert again.cause is Cause.DEVICES
+
+
+def test_missed_slo_does_not_wait_for_proof_of_a_change() -> None:
+    world, solve = suspecting(changed_threshold=1000.0)
+    world.answer(solve, plan_of(1, 190.0))
+    (again,) = world.observe(158.0, 10.0, within=0.5)
+    assert isinstance(again, Solve)
+    assert again.cause is Cause.SLO
 
 
 def test_few_requests_after_silence_are_no_proof_of_an_excess_over_the_plan() -> None:

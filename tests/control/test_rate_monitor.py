@@ -37,6 +37,45 @@ def test_step_is_seen_within_some_dozens_of_requests(rate: float, within: float)
         assert estimates[-1].exceeds(1.02 * rate, 2.0)
 
 
+@pytest.mark.parametrize("rate", [5.0, 50.0])
+def test_poisson_arrivals_are_no_bursts_and_neither_is_a_step(rate: float) -> None:
+    """A dispersion that a step itself has brought about would hide the step."""
+    for seed in range(10):
+        monitor = RateMonitor()
+        estimates = observe(monitor, rate, 120, seed) + observe(monitor, 2 * rate, 20, seed + 100)
+        assert np.mean([each.dispersion == 1.0 for each in estimates]) > 0.9
+
+
+def test_step_is_proven_at_whatever_moment_it_comes() -> None:
+    """Within a time that does not depend on the lengths of interval that happen to be compared."""
+    seen = []
+    for seed in range(40):
+        monitor = RateMonitor()
+        observe(monitor, 50.0, 30 + seed / 2, seed)
+        estimates = observe(monitor, 100.0, 5, seed + 100)
+        seen.append(next(n for n, each in enumerate(estimates, 1) if each.rose(15.0)) * PERIOD)
+    assert np.mean(seen) < 1.3 and max(seen) <= 2.5
+
+
+def test_rate_that_is_back_after_a_lull_has_not_risen() -> None:
+    """Of a lull of some seconds little is known: that the rate is higher than then is no proof."""
+    for seed in range(10):
+        monitor = RateMonitor()
+        observe(monitor, 20.0, 60, seed)
+        assert observe(monitor, 1.0, 4, seed + 100)[-1].before == pytest.approx(20.0, rel=0.25)
+        back = observe(monitor, 20.0, 30, seed + 200)
+        assert any(each.exceeds(1.25 * 5.0, 20.0) for each in back)
+        assert not any(each.rose(12.0) for each in back)
+
+
+def test_rate_that_few_intervals_are_known_of_has_not_surely_risen() -> None:
+    assert not RateEstimate(20.0, 2.0, 1.0, before=5.0, before_seconds=1.0).rose(12.0)
+    assert RateEstimate(20.0, 2.0, 1.0, before=5.0, before_seconds=60.0).rose(12.0)
+    assert not RateEstimate(20.0, 2.0, 1.0, before=5.0, before_seconds=60.0).rose(12.0, least=15.0)
+    assert not RateEstimate(20.0, 2.0, 1.0).rose(0.0)
+    assert not RateEstimate(5.0, 20.0, 1.0, before=20.0, before_seconds=60.0).rose(0.0)
+
+
 def test_end_of_traffic_is_seen() -> None:
     monitor = RateMonitor()
     observe(monitor, 50.0, 60)
