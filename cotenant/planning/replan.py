@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from cotenant.control.adaptation import Solve, Solved, SolveStep
+from cotenant.control.adaptation import Cause, Solve, Solved, SolveStep
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import diff_plans, renumber_devices
 from cotenant.core.profile import slowed_profiles
@@ -124,7 +124,7 @@ class Replanner:
         larger = self._plan(problem, solve) if offered == problem.rates or _may_serve(problem) else None
         if larger is not None and offered == problem.rates:
             return problem, larger
-        if larger is not None and not larger.unserved and not solve.bursts:
+        if larger is not None and not larger.unserved and not solve.bursts and solve.cause is not Cause.SLO:
             return problem, larger
         # On one device the plan for less has all of it, too, and takes a fraction of the time.
         if (solve.bursts or len(solve.devices) > 1) and (
@@ -139,9 +139,16 @@ class Replanner:
         self, problem: Problem, larger: Plan | None, offered: Mapping[str, float], solve: Solve
     ) -> tuple[Problem, Plan] | None:
         """Return a plan that gives all of its devices to the rates in proportion, and the problem that it solves: the
-        devices of `larger`, or all where that serves too little; None where it is no better."""
+        devices of `larger`, and where an SLO is missed no fewer than now, or all where that serves too little; None
+        where it is no better."""
         enough = larger is not None and not larger.unserved
-        filled = self._filled(with_devices(problem, _counts(larger)) if enough and larger else problem, solve)
+        if enough and larger:
+            devices = Counter(_counts(larger))
+            if solve.cause is Cause.SLO:
+                devices |= Counter(_counts(solve.current))
+            filled = self._filled(with_devices(problem, devices), solve)
+        else:
+            filled = self._filled(problem, solve)
         between = at_scale(problem, min(1.0, filled.scale))
         if any(between.rates[name] < (problem.rates if enough else offered)[name] for name in offered):
             return None

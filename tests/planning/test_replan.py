@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from cotenant.control.adaptation import Solve, Solved, SolveStep
+from cotenant.control.adaptation import Cause, Solve, Solved, SolveStep
 from cotenant.core.application import Application, Stage
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
@@ -311,3 +311,16 @@ def test_room_for_noise_is_not_added_to_slowdowns_that_were_observed() -> None:
     asked = Solve(number=1, rates=rates, offered=rates, current=current(), devices=ONE, step=SolveStep.REPLAN)
     assert Replanner(noisy)(asked).short
     assert not Replanner(noisy)(msgspec.structs.replace(asked, slowdowns={"a": 1.01, "b": 1.01})).short
+
+
+def test_plan_that_misses_an_slo_is_not_followed_by_one_on_fewer_devices() -> None:
+    """A plan for higher rates may take fewer; it would miss more."""
+    plan = solve({name: 20.0 * rate for name, rate in RATES.items()}, current(), FOUR, step=SolveStep.REPLAN).plan
+    assert plan is not None and plan.devices_used > 2
+    offered = {name: 4.0 * rate for name, rate in RATES.items()}
+    asked = {name: 1.2 * rate for name, rate in offered.items()}
+    usual = solve(asked, plan, FOUR, offered=offered, step=SolveStep.REPLAN)
+    missed = solve(asked, plan, FOUR, offered=offered, step=SolveStep.REPLAN, cause=Cause.SLO)
+    assert usual.devices["k"] < missed.devices["k"] == plan.devices_used
+    assert missed.rates == pytest.approx(asked)
+    assert missed.sustained["a"] > usual.sustained["a"]
