@@ -66,7 +66,7 @@ def test_doubled_rate_needs_no_proof_of_its_excess_over_the_plan() -> None:
     assert world.solve(400.0, PERIOD).rates["a"] == pytest.approx(480.0, rel=0.1)
 
 
-def suspecting(**options: float) -> tuple[World, Solve]:
+def suspecting(**options: Any) -> tuple[World, Solve]:
     """A world whose rate may have risen beyond its plan, by a likelihood ratio of e^14."""
     world = World(**options)
     world.tell(Adopted(plan=plan_of(1, 150.0), rates={"a": 150.0}))
