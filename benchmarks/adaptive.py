@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from cotenant.cli.client import bodies_for, fetch_status
 from cotenant.cli.latency_tuning import tune_for_latency
 from cotenant.config import ModelSettings, Settings, read_settings
 from cotenant.core.model import Model
-from cotenant.live.load_generator import generate_load
+from cotenant.live.load_generator import RequestBody, generate_load
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners import Problem
 from cotenant.planners.rates import at_rates
@@ -168,6 +168,12 @@ async def sending(address: str, segments: Sequence[Segment], seed: int) -> Async
 async def ticks_of(program: Sequence[str], given: bytes) -> AsyncIterator[Tick]:
     """Run a module that sends load, with its arguments and standard input; yield what it tells. Exits where it
     fails."""
+    async for line in lines_of(program, given):
+        yield msgspec.json.decode(line, type=Tick)
+
+
+async def lines_of(program: Sequence[str], given: bytes) -> AsyncGenerator[bytes, None]:
+    """Run a module that sends load; yield each line that it prints. Exits where it fails."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", *program), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -176,7 +182,7 @@ async def ticks_of(program: Sequence[str], given: bytes) -> AsyncIterator[Tick]:
         process.stdin.write(given)
         process.stdin.close()
         async for line in process.stdout:
-            yield msgspec.json.decode(line, type=Tick)
+            yield line
         if await process.wait():
             sys.exit("the load generator failed")
     finally:
@@ -229,11 +235,18 @@ def _later(times: NDArray[np.float64], seconds: float) -> NDArray[np.float64]:
     return times + seconds
 
 
-async def generate(address: str, names: Sequence[str], arrivals: Arrivals, seconds: float, seed: int) -> None:
-    """Send requests, and print what became of them as a `Tick` about once a second, and at the end."""
+async def models_and_bodies(
+    address: str, names: Sequence[str], seed: int
+) -> tuple[list[Model], dict[str, RequestBody]]:
+    """Return models of a server with their targets, and a request for each."""
     status = await asyncio.to_thread(fetch_status, address)
     models = [Model(name=name, slo=status.targets[name]) for name in names]
-    bodies = await bodies_for(address, models, seed)
+    return models, await bodies_for(address, models, seed)
+
+
+async def generate(address: str, names: Sequence[str], arrivals: Arrivals, seconds: float, seed: int) -> None:
+    """Send requests, and print what became of them as a `Tick` about once a second, and at the end."""
+    models, bodies = await models_and_bodies(address, names, seed)
     begun, processor = time.monotonic(), time.process_time()
 
     def tell(report: Report, *, last: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Send the load of `jobs`: without a pause, in turns whose requests are counted apart.
 
 Run as a program: `python -m benchmarks.job_load ADDRESS`, with a `Load` as JSON on standard input. It prints a `Begun`,
-and at the end a list of `ModelReport`s for each kind of turn.
+and at the end `Reports`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 
 import msgspec
 import uvloop
 
-from cotenant.cli.client import bodies_for, fetch_status
+from benchmarks.adaptive import lines_of, models_and_bodies
 from cotenant.cli.latency_tuning import tune_for_latency
-from cotenant.core.model import Model
 from cotenant.live.load_generator import generate_load
 from cotenant.measure.report import ModelReport
 from cotenant.workload import Workload
 from cotenant.workload.arrivals import Arrivals, generate_arrivals
+
+Reports = dict[str, tuple[ModelReport, ...]]  # of models, by kind of turn
 
 SETTLING = "settling"  # requests that do not count
 
@@ -47,42 +47,9 @@ class Begun(msgspec.Struct, frozen=True):
     at: float
 
 
-class Sender:
-    """A process that sends a load. begun: see `Begun`."""
-
-    def __init__(self, process: asyncio.subprocess.Process, begun: float) -> None:
-        self._process = process
-        self.begun = begun
-
-    async def reports(self) -> dict[str, tuple[ModelReport, ...]]:
-        """Wait for the end, and return the reports of models by kind of turn. Exits where the process fails."""
-        assert self._process.stdout is not None
-        output = await self._process.stdout.read()
-        if await self._process.wait():
-            sys.exit("the load generator failed")
-        return msgspec.json.decode(output, type=dict[str, tuple[ModelReport, ...]])
-
-
-@asynccontextmanager
-async def sending(address: str, load: Load) -> AsyncIterator[Sender]:
-    """Send a load within the block, from a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.job_load", address),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(msgspec.json.encode(load))
-        process.stdin.close()
-        line = await process.stdout.readline()
-        if not line:
-            sys.exit("the load generator failed")
-        yield Sender(process, msgspec.json.decode(line, type=Begun).at)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+def sending(address: str, load: Load) -> AsyncGenerator[bytes, None]:
+    """Send a load from a process of its own, until the generator is closed; yield the two lines that it prints."""
+    return lines_of(("benchmarks.job_load", address), msgspec.json.encode(load))
 
 
 def _arrivals(load: Load, kind: str) -> Arrivals:
@@ -96,9 +63,7 @@ def _arrivals(load: Load, kind: str) -> Arrivals:
 
 
 async def _send(address: str, load: Load) -> None:
-    status = await asyncio.to_thread(fetch_status, address)
-    models = [Model(name=name, slo=status.targets[name]) for name in load.rates]
-    bodies = await bodies_for(address, models, load.turns[0].seed)
+    models, bodies = await models_and_bodies(address, list(load.rates), load.turns[0].seed)
     tune_for_latency()
     kinds = sorted({turn.kind for turn in load.turns})
     seconds = sum(turn.seconds for turn in load.turns)

@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -42,7 +42,7 @@ import uvloop
 
 from benchmarks.adaptive import Segment, Tick, send
 from benchmarks.harness import show_result
-from benchmarks.job_load import SETTLING, Load, Turn, sending
+from benchmarks.job_load import SETTLING, Begun, Load, Reports, Turn, sending
 from cotenant.app.backend import create_backend
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.jobs import running_jobs
@@ -214,8 +214,8 @@ class Bench:
             turns += [settling, Turn(kind=KINDS[with_job], seconds=TURN, seed=seed + 1 + number // 2)]
         rates = {name: rate * scale for name, rate in self.rates.items()}
         idle, steps = {False: 0.0, True: 0.0}, 0
-        async with sending(self.server.addresses.http, Load(rates, tuple(turns))) as sender:
-            end = sender.begun + WARM_UP
+        async with aclosing(sending(self.server.addresses.http, Load(rates, tuple(turns)))) as lines:
+            end = msgspec.json.decode(await anext(lines), type=Begun).at + WARM_UP
             await asyncio.sleep(end - time.monotonic())
             spent, steps = self._taken(names)
             for with_job in order:
@@ -229,7 +229,7 @@ class Bench:
             for name in names:
                 self._jobs.feed(JobResumeAsked(name))
             taken, after = self._taken(names)
-            reports = await sender.reports()
+            reports = msgspec.json.decode(await anext(lines), type=Reports)
         seconds = pairs * (SETTLE + TURN)
         without, beside = (reports[kind] for kind in KINDS)
         return (

@@ -71,10 +71,9 @@ class RateMonitor:
     def __init__(self, options: RateOptions | None = None) -> None:
         self._options = options or RateOptions()
         self._counts: deque[int] = deque(maxlen=self._options.dispersion_intervals)
-        # Seconds and requests before the end of each interval, the first being the beginning: of the window, and of the
-        # whole horizon.
+        # Seconds and requests before the end of each interval of the horizon, the first being its beginning.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
-        self._horizon: deque[tuple[float, int]] = deque([(0.0, 0)])
+        self._window = 0  # latest intervals in which the rate did not change
         self._dispersion = self._recent_dispersion = 1.0
         self._observations = 0
 
@@ -84,16 +83,17 @@ class RateMonitor:
         self._counts.append(count)
         last_time, last_total = self._ends[-1]
         now = last_time + seconds
-        for ends in (self._ends, self._horizon):
-            ends.append((now, last_total + count))
-            while now - ends[1][0] >= self._options.horizon:
-                ends.popleft()
+        ends = self._ends
+        ends.append((now, last_total + count))
+        while now - ends[1][0] >= self._options.horizon:
+            ends.popleft()
+        self._window = min(self._window + 1, len(ends) - 1)
         if self._observations % DISPERSION_EVERY == 0:
             self._recent_dispersion = _dispersion(list(self._counts))
         self._dispersion = max(self._recent_dispersion, dispersion)
         self._observations += 1
         self._forget_before_change()
-        (first, remembered), (begin, before), (end, total) = self._horizon[0], self._ends[0], self._ends[-1]
+        (first, remembered), (begin, before), (end, total) = ends[0], ends[-1 - self._window], ends[-1]
         known = begin - first
         earlier = (before - remembered) / known if known else None
         return RateEstimate((total - before) / (end - begin), end - begin, self._dispersion, earlier, known)
@@ -101,24 +101,20 @@ class RateMonitor:
     def _forget_before_change(self) -> None:
         """Shrink the window to the suffix that differs most from what is before it, where one does."""
         ends = self._ends
-        (begin, before), (end, total) = ends[0], ends[-1]
+        (begin, before), (end, total) = ends[-1 - self._window], ends[-1]
         whole, seconds = total - before, end - begin
-        most, at = self._options.threshold * self._dispersion, 0
+        most, changed = self._options.threshold * self._dispersion, self._window
         length = 1
-        while length < len(ends) - 1:
+        while length < self._window:
             time, count = ends[-1 - length]
             expected = whole * (end - time) / seconds
             # Chi-squared bounds the likelihood ratio from above, and takes no logarithm.
             if (total - count - expected) ** 2 * whole > most * expected * (whole - expected):
                 ratio = _change_ratio(count - before, time - begin, total - count, end - time)
                 if ratio > most:
-                    most, at = ratio, length
+                    most, changed = ratio, length
             length += (length + 1) // 2
-        if at:
-            time, count = ends[-1 - at]
-            kept = list(ends)[-1 - at :]
-            ends.clear()
-            ends.extend(kept)
+        self._window = changed
 
 
 def log_likelihood_ratio(count: float, expected: float) -> float:

@@ -36,7 +36,7 @@ from cotenant.runtime.lane import Batch, Lane, Queue
 from cotenant.runtime.open_requests import OpenRequests
 from cotenant.runtime.routing import ModelRoutes
 from cotenant.runtime.splitting import rows_to_fill
-from cotenant.runtime.standing import STANDING, note_batch
+from cotenant.runtime.standing import note_batch
 from cotenant.runtime.turns import next_queue
 
 COMPILED = not __file__.endswith(".py")  # see the Makefile: `make compiled`
@@ -99,9 +99,7 @@ class Dispatcher:
         if routes is None:
             return [Reply((request,), Outcome.REJECTED, NO_LANE)]
         size, priority, deadline = request.size, request.priority, request.deadline
-        queue, finish = routes.first(size, priority, deadline, now)
-        if queue is not None and now - queue.emptied > STANDING * (deadline - now):
-            queue, finish = routes.within_bound(queue, finish, size, priority, deadline, now)
+        queue, finish = routes.choose(size, priority, deadline, now)
         if queue is None or finish > deadline:
             return self._admit_otherwise(request, routes, finish, now)
         self._held[request.id] = queue
@@ -126,9 +124,7 @@ class Dispatcher:
                 commands.append(Reply((request,), Outcome.REJECTED, NO_LANE))
                 continue
             size, priority, deadline = request.size, request.priority, request.deadline
-            queue, finish = routes.first(size, priority, deadline, now)
-            if queue is not None and now - queue.emptied > STANDING * (deadline - now):
-                queue, finish = routes.within_bound(queue, finish, size, priority, deadline, now)
+            queue, finish = routes.choose(size, priority, deadline, now)
             if queue is None or finish > deadline:
                 commands.extend(self._admit_otherwise(request, routes, finish, now))
                 continue

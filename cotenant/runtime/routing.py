@@ -10,7 +10,7 @@ from cotenant.core.request import Request
 from cotenant.runtime.admission import finish_time
 from cotenant.runtime.lane import Entry, Queue
 from cotenant.runtime.splitting import places_for_parts
-from cotenant.runtime.standing import enough, stand
+from cotenant.runtime.standing import STANDING, enough, stand
 from cotenant.runtime.turns import runs_in_time_before_its_turn
 
 LINEAR_SCAN: Final = 6  # number of lanes up to which evaluating all is faster than keeping them in order
@@ -72,6 +72,27 @@ class ModelRoutes:
                         best, best_finish = queue, at
         return best, best_finish
 
+    def choose(self, size: int, priority: int, deadline: float, now: float) -> tuple[Queue | None, float]:
+        """Return what `first` does; where the queues stand and that is in time, of those that have not enough, and no
+        queue with that time if all have."""
+        first, finish = self.first(size, priority, deadline, now)
+        left = deadline - now
+        # Most queues have emptied of late, and are asked no further.
+        if first is None or finish > deadline or now - first.emptied <= STANDING * left:
+            return first, finish
+        if not stand(self.queues, left, now):
+            return first, finish
+        best: Queue | None = None
+        best_finish = math.inf
+        for queue in self.queues:
+            if size <= queue.batch and queue.lane.takes_requests(now):
+                ahead = queue.ahead(priority, deadline)
+                if ahead < enough(queue):
+                    at = finish_time(queue, ahead + size, now)
+                    if best is None or at < best_finish:
+                        best, best_finish = queue, at
+        return (None, finish) if best is None else (best, best_finish)
+
     def is_crowded(self, priority: int, deadline: float, due: float, now: float) -> bool:
         """Tell whether the queues stand for requests that are due then, with enough in each before such a request.
         deadline: by which it is inserted."""
@@ -84,24 +105,6 @@ class ModelRoutes:
                 if queue.ahead(priority, deadline) < enough(queue):
                     return False
         return up
-
-    def within_bound(
-        self, first: Queue, finish: float, size: int, priority: int, deadline: float, now: float
-    ) -> tuple[Queue | None, float]:
-        """Return what `first` does, which returned that for the request, of the queues that take it if they stand; none
-        and that time if all have enough."""
-        if finish > deadline or not stand(self.queues, deadline - now, now):
-            return first, finish
-        best: Queue | None = None
-        best_finish = math.inf
-        for queue in self.queues:
-            if size <= queue.batch and queue.lane.takes_requests(now):
-                ahead = queue.ahead(priority, deadline)
-                if ahead < enough(queue):
-                    at = finish_time(queue, ahead + size, now)
-                    if best is None or at < best_finish:
-                        best, best_finish = queue, at
-        return (None, finish) if best is None else (best, best_finish)
 
     def before_its_turn(self, size: int, priority: int, deadline: float, due: float, now: float) -> Queue | None:
         """Return a queue where a request finishes by `due` if its batch goes before its turn and makes nobody late;

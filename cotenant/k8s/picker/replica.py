@@ -85,9 +85,7 @@ class Replica:
         routes = self._routes.get(model)
         if routes is None:
             return Prediction(math.inf, False)
-        queue, finish = routes.first(1, 0, deadline, now)
-        if queue is not None and finish <= deadline:
-            queue, finish = routes.within_bound(queue, finish, 1, 0, deadline, now)
+        queue, finish = routes.choose(1, 0, deadline, now)
         if queue is None:
             return Prediction(max(finish, deadline), False)
         if finish <= deadline:
@@ -100,9 +98,7 @@ class Replica:
         routes = self._routes.get(model)
         if routes is None:
             return
-        queue, finish = routes.first(1, 0, deadline, now)
-        if queue is not None and finish <= deadline:
-            queue, finish = routes.within_bound(queue, finish, 1, 0, deadline, now)
+        queue, finish = routes.choose(1, 0, deadline, now)
         if queue is not None and finish > deadline:
             queue = routes.before_its_turn(1, 0, deadline, deadline, now)
         if queue is not None:

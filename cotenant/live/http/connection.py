@@ -45,40 +45,6 @@ class Connection(asyncio.BufferedProtocol):
     moved; begun: when the request that is being read began.
     """
 
-    # Under overload a connection is in no cache of the processor when it is read: what it holds is one step away.
-    __slots__ = (
-        "_active",
-        "_begun",
-        "_block",
-        "_body",
-        "_completed",
-        "_cut_short",
-        "_direct",
-        "_discarding",
-        "_filled",
-        "_handler",
-        "_head_size",
-        "_headers",
-        "_held",
-        "_in_body",
-        "_in_head",
-        "_length",
-        "_overhead",
-        "_parser",
-        "_pending",
-        "_progress",
-        "_read_paused",
-        "_rejected",
-        "_start",
-        "_table",
-        "_unread",
-        "_unsent",
-        "_upgrading",
-        "_url",
-        "_write_blocked",
-        "transport",
-    )
-
     def __init__(self, table: ConnectionTable) -> None:
         self._table = table
         self._handler = table.handler
