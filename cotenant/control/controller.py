@@ -239,7 +239,8 @@ class Controller:
         if urgent := self._urgent or self._postponed:
             return _Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
         watches = self._watches
-        if exceeded := self._exceeding(self.options.changed_threshold):
+        suspected = self._exceeding(self.options.suspected_threshold)
+        if suspected and (exceeded := self._exceeding(self.options.changed_threshold)):
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, exceeded)))
         if self._machine.drifted and (self._machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
             return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as long as predicted")
@@ -252,7 +253,7 @@ class Controller:
                 if watch.attainment.falls_short(self._targets.get(name, 0.99)):
                     watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
             return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
-        if suspected := self._exceeding(self.options.suspected_threshold):
+        if suspected:
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), proven=False)
         if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
