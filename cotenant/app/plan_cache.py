@@ -28,7 +28,7 @@ def plan_folder() -> Path:
 def plan_key(problem: Problem, *circumstances: object) -> str:
     """Hash a problem, the code that plans, and whatever else a plan depends on: values, among them those that the
     problem's predictor of interference was made from."""
-    profiles = [(name, kind, profile.points) for (name, kind), profile in sorted(problem.profiles.items())]
+    profiles = [(*key, profile.points, profile.padding) for key, profile in sorted(problem.profiles.items())]
     asked = {field: getattr(problem, field) for field in problem.__struct_fields__ if field not in OPAQUE}
     depends = (asked, sorted(problem.assumed), profiles, circumstances, cotenant.__version__, _code())
     return hashlib.sha256(msgspec.json.encode(depends, enc_hook=repr, order="sorted")).hexdigest()[:32]

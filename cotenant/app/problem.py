@@ -20,7 +20,7 @@ from cotenant.planners.front_end import NOISE, REQUEST_LATENCY, FrontEnd
 from cotenant.predictors.fitting import with_observations
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import Ensemble
-from cotenant.worker.repository import Entry
+from cotenant.worker.repository import Entry, worker_model
 
 # A model without a target gets twice the latency of a batch of DEFAULT_ROWS (or the largest profiled one) on
 # DEFAULT_SHARE ‰ of a device, and at least MIN_DEFAULT_SLO seconds: below that, the noise of a busy machine would
@@ -103,7 +103,7 @@ def build_problem(
         models=tuple(models),
         rates={name: known.get(name, ASSUMED_RATE) for name in rates},
         fleet=tuple(fleet),
-        profiles=profiles,
+        profiles=_as_served(profiles, fleet, served),
         objective=settings.objective or "devices",
         interference=with_observations(settings.interference.predictor(profiles), samples),
         applications=tuple(applications),
@@ -115,6 +115,20 @@ def build_problem(
     most = MAX_ASSUMED_WORK / max(work_of(problem, {name: problem.rates[name] for name in assumed}), MAX_ASSUMED_WORK)
     lowered = {name: rate * most if name in assumed else rate for name, rate in problem.rates.items()}
     return msgspec.structs.replace(problem, rates=lowered, assumed=assumed)
+
+
+def _as_served(profiles: Profiles, fleet: Collection[Kind], served: Mapping[str, ServableModel]) -> Profiles:
+    """Return profiles with the padding of batches: a GPU runs a batch in the next size that it has captured."""
+    gpus = {kind.name for kind in fleet if not kind.processors}
+    sizes = {
+        name: worker_model(servable.entry, servable.info).captured_sizes()
+        for name, servable in served.items()
+        if gpus and servable.ensemble is None
+    }
+    return {
+        (name, kind): profile.padded_to(sizes[name]) if kind in gpus and sizes.get(name) else profile
+        for (name, kind), profile in profiles.items()
+    }
 
 
 def work_of(problem: Problem, rates: Mapping[str, float]) -> float:

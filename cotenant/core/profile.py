@@ -52,11 +52,15 @@ class Profile:
     """Hold the profile of one model on one kind of device.
 
     `curve(share)[n - 1]` is the latency of n rows in seconds; curves are computed on first use and cached.
+
+    padding: batch sizes to which smaller batches are padded, each with the fewest rows that are; such a batch takes as
+    long as one of that size.
     """
 
-    def __init__(self, model: str, kind: str, points: Iterable[Point]) -> None:
+    def __init__(self, model: str, kind: str, points: Iterable[Point], padding: Iterable[tuple[int, int]] = ()) -> None:
         self.model = model
         self.kind = kind
+        self.padding = tuple(sorted(padding))
         self.points = tuple(sorted(points, key=lambda p: (p.procs, p.share, p.batch)))
         if not self.points:
             raise ConfigError(f"the profile of {model!r} on {kind!r} has no point")
@@ -80,13 +84,20 @@ class Profile:
         """Return latencies in seconds of batches 1 to `max_batch` on a share (‰)."""
         curve = self._curves.get((share, procs))
         if curve is None:
-            curve = self._curves[share, procs] = self._interpolate(share, procs)
+            curve = self._interpolate(share, procs)
+            if self.padding:
+                curve = tuple(curve[self._padded(rows) - 1] for rows in range(1, self.max_batch + 1))
+            self._curves[share, procs] = curve
         return curve
 
     def on(self, kind: str, seconds: float) -> Profile:
         """Return the profile of the model on another kind, where every batch takes so many seconds more."""
         points = [msgspec.structs.replace(point, latency=point.latency + seconds) for point in self.points]
-        return Profile(self.model, kind, points)
+        return Profile(self.model, kind, points, self.padding)
+
+    def padded_to(self, padding: Iterable[tuple[int, int]]) -> Profile:
+        """Return the profile of the model where batches are padded."""
+        return Profile(self.model, self.kind, self.points, padding)
 
     def memory(self, batch: int) -> int:
         """Return the bytes of one worker whose largest batch is `batch`."""
@@ -116,6 +127,11 @@ class Profile:
     def nearest(self, batch: int, share: int) -> Point:
         """Return the measured point nearest in share, then in batch."""
         return min(self.points, key=lambda p: (abs(p.share - share), abs(p.batch - batch)))
+
+    def _padded(self, rows: int) -> int:
+        """Return the rows that a batch of so many is run with."""
+        fitting = (size for size, lowest in self.padding if lowest <= rows <= size <= self.max_batch)
+        return next(fitting, rows)
 
     def _interpolate(self, share: int, procs: int) -> tuple[float, ...]:
         shares, grid = self._grid(procs)
@@ -205,7 +221,7 @@ def slowed_profiles(profiles: Profiles, slowdowns: Mapping[str, float]) -> Profi
 
 def _slowed(profile: Profile, slowdown: float) -> Profile:
     points = (msgspec.structs.replace(point, latency=point.latency * slowdown) for point in profile.points)
-    return Profile(profile.model, profile.kind, points)
+    return Profile(profile.model, profile.kind, points, profile.padding)
 
 
 def read_profiles(

@@ -48,6 +48,14 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
     latencies: tuple[float, ...] = ()
     parameters: dict[str, str] = {}
 
+    def captured_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Return the batch sizes that a GPU captures, ascending, each with the fewest rows that are padded to it; none
+        if an input size is not fixed."""
+        if any(-1 in spec.shape[self.batched :] for spec in self.inputs):
+            return ()
+        sizes = {min(size, self.max_batch): lowest for size, lowest in sorted(self.graphs, reverse=True)}
+        return tuple(sorted((rows, lowest) for rows, lowest in sizes.items() if lowest <= rows))
+
 
 class TensorPart(msgspec.Struct, array_like=True, gc=False):
     """Send a tensor: its bytes, or their offset and size in the arena."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.torch_models import double
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.problem import ASSUMED_RATE, MAX_ASSUMED_WORK
 from cotenant.backends.fake import Fake
@@ -58,6 +59,23 @@ def test_deployment_builder_two_kinds_plans_with_profiles_and_cuts_of_each(folde
     assert {device.id for device in deployment.plan.devices} == {"large-0", "large-1", "cut-0"}
     assert sum(len(device.partitions) for device in deployment.plan.devices if device.kind == "cut") <= 2
     assert check(deployment.plan, deployment.problem) == []
+
+
+@pytest.mark.parametrize(("processors", "padded"), [(0.0, True), (4.0, False)])
+def test_deployment_builder_plans_batches_on_a_gpu_as_long_as_the_size_they_are_padded_to(
+    folder: Path, processors: float, padded: bool
+) -> None:
+    (folder / "models").unlink()  # it is a link to what other tests use
+    version = folder / "models" / "scaled" / "1"
+    version.mkdir(parents=True)
+    double(version, "pytorch_export")
+    (folder / "models" / "scaled" / "config.pbtxt").write_text("max_batch_size: 8")
+    kind = msgspec.structs.replace(LARGE, processors=processors)
+    (folder / "given.csv").write_text(write_profiles([measured("scaled", kind, 0.001)]))
+    builder = DeploymentBuilder(settings(folder, 'profiles = "given.csv"'), Fake((kind,)))
+    deployment = asyncio.run(builder.build(["scaled"]))
+    planned = [round(1e3 * seconds, 6) for seconds in deployment.problem.profiles["scaled", "large"].curve(1000)]
+    assert planned == ([1, 2, 3, 4, 6, 6, 8, 8] if padded else [1, 2, 3, 4, 5, 6, 7, 8])
 
 
 @pytest.mark.parametrize(("seconds", "rate"), [(0.001, ASSUMED_RATE), (2.0, MAX_ASSUMED_WORK / (2 * 2.0) * 2)])

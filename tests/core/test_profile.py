@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.profile import MIB, Point, Profile, read_profiles, write_profiles
+from cotenant.core.profile import MIB, Point, Profile, read_profiles, slowed_profiles, write_profiles
 from cotenant.errors import ConfigError
 
 HEADER = "model,kind,share_pct,batch,latency_ms,memory_mib\n"
@@ -55,6 +55,17 @@ def test_profile_with_one_slow_outlier_counts_larger_batches_nearly_as_measured(
     # Averaged over the batches and shares that it contradicts, plus the deviation around that.
     assert 0.010 < profile.latency(16, 250) < 0.016
     assert profile.smoothed()[0] == (slow[15], profile.latency(1, 1000))
+
+
+def test_profile_padded_batch_takes_as_long_as_the_size_that_it_is_padded_to() -> None:
+    measured = Profile("m", "k", [point(1000, batch, batch / 1000) for batch in (1, 8, 16)])
+    padded = measured.padded_to([(16, 11), (4, 2), (1, 1), (32, 17)])
+    assert padded.curve(1000)[:4] == pytest.approx((0.001, 0.004, 0.004, 0.004))
+    # No size is captured that holds 5 to 10 rows, or that so few are padded to.
+    assert padded.curve(1000)[4:10] == measured.curve(1000)[4:10]
+    assert padded.curve(1000)[10:] == (measured.latency(16, 1000),) * 6
+    assert padded.on("node/k", 1.0).latency(2, 1000) == pytest.approx(1.004)
+    assert slowed_profiles({("m", "k"): padded}, {"m": 2.0})["m", "k"].latency(2, 1000) == pytest.approx(0.008)
 
 
 def test_profile_of_two_contradicting_points_counts_as_the_slower_one() -> None:

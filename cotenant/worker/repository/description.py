@@ -87,7 +87,7 @@ def _graphs(entry: Entry, max_batch: int, *, gradients: bool) -> tuple[tuple[int
     holds the whole computation: a Python module may do on the host what a graph would leave out.
     """
     cuda = entry.config.optimization.cuda or Cuda(graphs=entry.platform in CAPTURED and not gradients)
-    if not cuda.graphs:
+    if not cuda.graphs or not entry.platform.startswith("pytorch"):
         return ()
     if cuda.graph_spec:
         return tuple(

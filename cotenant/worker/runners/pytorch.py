@@ -271,13 +271,9 @@ class Torch:
         The largest first, so that the others fit its memory. None if an input size is not fixed, or if the module keeps
         state on the host, which a replay would leave as it is.
         """
-        model = self.model
-        if not model.graphs or any(-1 in spec.shape[model.batched :] for spec in model.inputs):
+        if not self.model.must_capture and self._module in never_captured:
             return []
-        if not model.must_capture and self._module in never_captured:
-            return []
-        sizes = {min(size, model.max_batch): lowest for size, lowest in sorted(model.graphs, reverse=True)}
-        fitting = sorted((rows, lowest) for rows, lowest in sizes.items() if lowest <= rows)
+        fitting = self.model.captured_sizes()
         return [size for size in (*fitting[-1:], *fitting[:-1]) if size[0] not in self._tried]
 
     def _captured(self, rows: int, lowest: int) -> _Graph | None:
