@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.identity import LaneId
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome
 from cotenant.live.deployment import ServableModel
 from cotenant.live.interference_observer import InterferenceObserver
@@ -23,6 +23,10 @@ from cotenant.runtime.lane_specs import workers_per_partition
 from cotenant.worker.wire import Timing
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
+
+# Seconds between two batches of a worker that warms up. Until that has passed since the last, batches on its device tell
+# nothing about plan and profiles: what warms up slows its own and those of its neighbours.
+WARM_UP_PAUSE = 1.0
 
 
 class ServingObserver:
@@ -41,6 +45,7 @@ class ServingObserver:
         self._state = state
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
+        self._warm_from: dict[DeviceId, float] = {}
         self._lanes: object = None  # that the following is of, with the deployment
         self._deployment: object = None
         self._known: dict[LaneId, _LaneFacts] = {}
@@ -88,8 +93,11 @@ class ServingObserver:
         self.lent[partition] += timing.lent
         predicted = _latency(facts.predicted, model, rows, seconds)
         alone = _latency(facts.alone, model, rows, predicted)
-        self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
-        if facts.co_located:
+        if timing.warming_up:
+            self._warm_from[lane.device] = ended + WARM_UP_PAUSE
+        warm = since >= self._warm_from.get(lane.device, -math.inf)
+        self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone, warm=warm)
+        if facts.co_located and warm:
             load = Load(model, lane.device.kind, rows, facts.share)
             others = {name: self._busy_since(name) for name in facts.co_located}
             lent = timing.lent > 0

@@ -237,7 +237,8 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         parts = batch.gather, batch.infer, batch.scatter
         pause = max(time.monotonic() - done, 0.0)
         lent = max(due - ended, 0.0) if borrower is not None or setup.lent_by_kernel else 0.0
-        timing = Timing(started, *parts, pause, cpu, batch.device, runner.memory, lent)
+        warming_up = setup.serve_first and later.unfinished
+        timing = Timing(started, *parts, pause, cpu, batch.device, runner.memory, lent, warming_up)
         try:
             send(BatchResult(run.batch, answers, timing))
         except WorkerError as error:  # too long: nothing of it was sent
@@ -258,6 +259,11 @@ class _Later:
     def begin(self, all_: Iterable[runners.Runner]) -> None:
         """Ask all runners of the lane what they have to do."""
         self._unfinished = list(all_)
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether a runner has something left to do."""
+        return bool(self._unfinished)
 
     def improve(self) -> None:
         """Go on until a batch waits, or all is done; to be called between two batches."""

@@ -76,6 +76,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     CPU throttle. cpu: CPU time since the end of the batch before. device: time by CUDA events around copies and
     kernels. memory: peak device memory of the weights and batches, in bytes. device and memory are 0 on the CPU. lent:
     how much earlier the batch ended than its share alone would have let it, because others left the processor idle.
+    warming_up: whether the worker serves before all is done that makes its batches fast.
     """
 
     started: float
@@ -87,6 +88,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device: float = 0.0
     memory: int = 0
     lent: float = 0.0
+    warming_up: bool = False
 
     @property
     def latency(self) -> float:

@@ -395,9 +395,9 @@ class RemotePool:
 
 def _checked_timing(timing: Timing, lasted: float, round_trip: float) -> Timing:
     """Return a node's timing with a beginning by the clock here. Raises NodeError for times that no batch takes."""
-    _, gather, infer, scatter, pause, cpu, device, memory, lent = msgspec.structs.astuple(timing)
+    _, gather, infer, scatter, pause, cpu, device, memory, lent, warming_up = msgspec.structs.astuple(timing)
     seconds = gather, infer, scatter, pause, cpu, device, lent, lasted
     if not (min(seconds) >= 0 and sum(seconds) < LONGEST) or memory < 0:  # a NaN fails a comparison
         raise NodeError(f"it says that a batch took {max(seconds, key=abs)} s")
     started = time.monotonic() - round_trip / 2 - max(lasted, gather + infer + scatter + pause)
-    return Timing(started, gather, infer, scatter, pause, cpu, device, memory, lent)
+    return Timing(started, gather, infer, scatter, pause, cpu, device, memory, lent, warming_up)
