@@ -9,11 +9,11 @@ have headroom anyway, so only what they do not explain is counted.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import deque
 
 import msgspec
+
+from cotenant.control.successive_differences import SuccessiveDifferences
 
 MIN_BINS = 20  # that tell anything
 STEPS = 0.03  # of the differences between intervals, that may be steps of the rate
@@ -34,7 +34,7 @@ class BurstMonitor:
 
     def __init__(self, options: BurstOptions | None = None) -> None:
         self._options = options or BurstOptions()
-        self._rates: deque[float] = deque(maxlen=max(MIN_BINS, round(self._options.window / self._options.interval)))
+        self._rates = SuccessiveDifferences(max(MIN_BINS, round(self._options.window / self._options.interval)))
         self._count, self._seconds = 0, 0.0
         self.needed = 0.0  # requests/s; 0 where arrivals are no burstier than Poisson arrivals
         self.dispersion = 1.0  # variance over mean of the counts; 1 where they are no burstier
@@ -47,19 +47,21 @@ class BurstMonitor:
             return
         self._rates.append(self._count / self._seconds)
         self._count, self._seconds = 0, 0.0
-        if len(self._rates) >= MIN_BINS:
+        if len(self._rates.values) >= MIN_BINS:
             self.needed, self.dispersion = self._capacity()
 
     def _capacity(self) -> tuple[float, float]:
-        rates = sorted(self._rates, reverse=True)
-        total = sum(rates)
+        total, bins = sum(self._rates.values), len(self._rates.values)
         if not total:
             return 0.0, 1.0
-        mean = total / len(rates)
-        dispersion = self._dispersion(mean)
-        if dispersion <= 1.0 + CHANCE * math.sqrt(2.0 / len(rates)):
+        mean = total / bins
+        # A step of the rate, or a few, are no bursts.
+        variance = self._rates.variance(max(2, round(STEPS * (bins - 1))))
+        dispersion = variance * self._options.interval / mean
+        if dispersion <= 1.0 + CHANCE * math.sqrt(2.0 / bins):
             return 0.0, 1.0
         allowed = self._options.excess * total
+        rates = sorted(self._rates.values, reverse=True)
         above, capacity = 0.0, rates[0]
         for n, rate in enumerate(rates, 1):
             above += rate
@@ -68,10 +70,3 @@ class BurstMonitor:
                 capacity = (above - allowed) / n
                 break
         return mean + (capacity - mean) * math.sqrt(1.0 - 1.0 / dispersion), dispersion
-
-    def _dispersion(self, mean: float) -> float:
-        """Return variance over mean of the counts by successive differences, without the largest of these: a step of
-        the rate, or a few, are no bursts."""
-        squares = sorted((after - before) ** 2 for before, after in itertools.pairwise(self._rates))
-        kept = squares[: len(squares) - max(2, round(STEPS * len(squares)))]
-        return sum(kept) / len(kept) / 2 * self._options.interval / mean

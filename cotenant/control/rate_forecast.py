@@ -8,7 +8,9 @@ anew by least squares would take longer than a decision may.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -71,19 +73,20 @@ class TrendForecast:
 
     def __init__(self, options: TrendOptions | None = None) -> None:
         self._options = options or TrendOptions()
-        self._counts: deque[tuple[float, int]] = deque()  # seconds and requests of each interval
-        self._seconds = 0.0
+        # Seconds and requests before the end of each interval of the window, the first being its beginning.
+        self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._rate = self._slope = 0.0  # requests/s now, and requests/s in a second; 0 where it does not rise
 
     def observe(self, count: int, seconds: float, estimate: RateEstimate) -> None:
         """See `RateForecast`."""
-        window = self._options.window
-        self._counts.append((seconds, count))
-        self._seconds += seconds
-        while self._seconds - self._counts[0][0] >= window:
-            self._seconds -= self._counts.popleft()[0]
+        ends, window = self._ends, self._options.window
+        last_time, last_total = ends[-1]
+        now = last_time + seconds
+        ends.append((now, last_total + count))
+        while now - ends[1][0] >= window:
+            ends.popleft()
         self._rate = self._slope = 0.0
-        if self._seconds >= window - seconds / 2:
+        if now - ends[0][0] >= window - seconds / 2:
             self._fit(estimate.dispersion)
 
     def expected(self, ahead: float) -> float:
@@ -92,15 +95,16 @@ class TrendForecast:
         return self._rate + self._slope * min(ahead, seen_for)
 
     def _fit(self, dispersion: float) -> None:
-        half, passed, earlier, total = self._seconds / 2, 0.0, 0.0, 0
-        for seconds, count in self._counts:
-            earlier += count * min(max((half - passed) / seconds, 0.0), 1.0)
-            passed += seconds
-            total += count
-        rise = total - 2 * earlier
+        ends = self._ends
+        (begin, before), (end, after) = ends[0], ends[-1]
+        half, total = (end - begin) / 2, after - before
+        middle = bisect_right(ends, begin + half, key=itemgetter(0))  # the first interval that ends later
+        (time, earlier), (next_time, later) = ends[middle - 1], ends[middle]
+        earlier_count = earlier - before + (later - earlier) * (begin + half - time) / (next_time - time)
+        rise = total - 2 * earlier_count
         if rise > self._options.deviations * math.sqrt(total * dispersion):
             self._slope = rise / half**2
-            self._rate = (total - earlier) / half + self._slope * half / 2
+            self._rate = (total - earlier_count) / half + self._slope * half / 2
 
 
 class HoltWintersForecast:

@@ -13,11 +13,13 @@ chance, or by a step of their rate, divides nothing: a step would hide itself.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
+from itertools import islice
 
 import msgspec
+
+from cotenant.control.successive_differences import SuccessiveDifferences
 
 DISPERSION_EVERY = 4  # intervals between two estimates of the dispersion, which cost more than the rest
 POOLED = 8  # intervals that are added up for a second estimate: bursts are longer than one
@@ -70,7 +72,7 @@ class RateMonitor:
 
     def __init__(self, options: RateOptions | None = None) -> None:
         self._options = options or RateOptions()
-        self._counts: deque[int] = deque(maxlen=self._options.dispersion_intervals)
+        self._counts = SuccessiveDifferences(self._options.dispersion_intervals)
         # Seconds and requests before the end of each interval of the horizon, the first being its beginning.
         self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._window = 0  # latest intervals in which the rate did not change
@@ -89,7 +91,7 @@ class RateMonitor:
             ends.popleft()
         self._window = min(self._window + 1, len(ends) - 1)
         if self._observations % DISPERSION_EVERY == 0:
-            self._recent_dispersion = _dispersion(list(self._counts))
+            self._recent_dispersion = _dispersion(self._counts)
         self._dispersion = max(self._recent_dispersion, dispersion)
         self._observations += 1
         self._forget_before_change()
@@ -132,23 +134,22 @@ def _change_ratio(before: float, before_seconds: float, after: float, after_seco
     return log_likelihood_ratio(before, rate * before_seconds) + log_likelihood_ratio(after, rate * after_seconds)
 
 
-def _dispersion(counts: list[int]) -> float:
-    """Estimate variance over mean from successive differences, on which a change of rate has little influence, at two
-    lengths of interval; 1 where it exceeds that by no more than chance explains."""
-    pooled = [sum(counts[i : i + POOLED]) for i in range(0, len(counts) - POOLED + 1, POOLED)]
+def _dispersion(counts: SuccessiveDifferences) -> float:
+    """Estimate variance over mean from successive differences, at two lengths of interval; 1 where it exceeds that by
+    no more than chance explains."""
+    remaining = iter(counts.values)
+    pooled = SuccessiveDifferences(max(len(counts.values), 2))
+    for _ in range(len(counts.values) // POOLED):
+        pooled.append(sum(islice(remaining, POOLED)))
     return max(_beyond_chance(counts), _beyond_chance(pooled))
 
 
-def _beyond_chance(counts: list[int]) -> float:
-    dispersion = _successive_dispersion(counts)
-    # The mean of n squared differences of normal values has a relative variance of 3 / n (von Neumann et al., 1941).
-    return dispersion if dispersion > 1.0 + CHANCE * math.sqrt(3.0 / max(len(counts), 1)) else 1.0
-
-
-def _successive_dispersion(counts: list[int]) -> float:
-    """Return half the trimmed mean square of successive differences over the mean count; 1 for fewer than 8 counts."""
-    if len(counts) < 8 or not (total := sum(counts)):
+def _beyond_chance(counts: SuccessiveDifferences) -> float:
+    """Return variance over mean; 1 for fewer than 8 counts, and where chance explains it."""
+    known = len(counts.values)
+    if known < 8 or not (total := sum(counts.values)):
         return 1.0
-    squares = sorted((b - a) ** 2 for a, b in itertools.pairwise(counts))
-    kept = squares[: len(squares) - max(2, len(squares) // 50)]  # a step within an interval makes two large ones
-    return sum(kept) / len(kept) / 2 / (total / len(counts))
+    # A step within an interval makes two large differences.
+    dispersion = counts.variance(max(2, (known - 1) // 50)) / (total / known)
+    # The mean of n squared differences of normal values has a relative variance of 3 / n (von Neumann et al., 1941).
+    return dispersion if dispersion > 1.0 + CHANCE * math.sqrt(3.0 / known) else 1.0
