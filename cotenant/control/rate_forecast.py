@@ -100,11 +100,11 @@ class TrendForecast:
         half, total = (end - begin) / 2, after - before
         middle = bisect_right(ends, begin + half, key=itemgetter(0))  # the first interval that ends later
         (time, earlier), (next_time, later) = ends[middle - 1], ends[middle]
-        earlier_count = earlier - before + (later - earlier) * (begin + half - time) / (next_time - time)
-        rise = total - 2 * earlier_count
+        first_half = earlier - before + (later - earlier) * (begin + half - time) / (next_time - time)
+        rise = total - 2 * first_half
         if rise > self._options.deviations * math.sqrt(total * dispersion):
             self._slope = rise / half**2
-            self._rate = (total - earlier_count) / half + self._slope * half / 2
+            self._rate = (total - first_half) / half + self._slope * half / 2
 
 
 class HoltWintersForecast:
