@@ -67,14 +67,31 @@ class _Need(NamedTuple):
     cause: Cause
     reason: str
     step: SolveStep = SolveStep.KEEP
-    proven: bool = True
+    certain: bool = True
 
 
-class _UnderWay(NamedTuple):
-    """A plan that is rolled out, or is to be, and what it came from."""
+class _Solving(NamedTuple):
+    """A plan is asked for. since: when it was; certain: whether it surely has a reason."""
+
+    asked: Solve
+    since: float
+    certain: bool
+
+
+class _Ready(NamedTuple):
+    """A plan waits until it is certain that rates have risen. since: when it was asked for."""
 
     asked: Solve
     solved: Solved
+    since: float
+
+
+class _Rolling(NamedTuple):
+    """A plan is rolled out. since: when it was asked for."""
+
+    asked: Solve
+    solved: Solved
+    since: float
 
 
 class Controller:
@@ -107,11 +124,7 @@ class Controller:
         self._held = HeldDevices(
             devices, self._lead, retry=self.options.retry, longest_retry=self.options.longest_retry
         )
-        self._asked_at = 0.0  # when the plan was asked for that is under way
-        self._solving: Solve | None = None
-        self._rolling: _UnderWay | None = None
-        self._proven = True  # whether it is certain that there is a reason for the plan that is under way
-        self._ready: _UnderWay | None = None  # a plan that waits for that
+        self._next: _Solving | _Ready | _Rolling | None = None  # how far the next plan has come; None: there is none
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
         self._postponed = ""  # such a reason, of which nothing came
@@ -142,7 +155,7 @@ class Controller:
                     self._fail(now, f"{count} x {kind} cannot be had", reason)
                 else:  # plans do not wait for what has been refused before
                     self._note(now, f"{count} x {kind} still cannot be had", reason)
-        if self._solving is None and self._rolling is None and self._plan is not None:
+        if self._plan is not None and not isinstance(self._next, _Solving | _Rolling):
             self._decide(now, commands)
         if self._held.ask_again(now):
             self._acquire(now, commands)
@@ -198,7 +211,8 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
-        self._ready = None
+        if isinstance(self._next, _Ready):
+            self._next = None
         self._held.wanted = None
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
@@ -223,16 +237,16 @@ class Controller:
     def _decide(self, now: float, commands: list[ControllerCommand]) -> None:
         if now < self._not_before and not self._urgent:
             return
-        need = self._need(now)
-        ready, self._ready = self._ready, None
+        need, ready = self._need(now), self._next
+        assert ready is None or isinstance(ready, _Ready)
+        self._next = None
         if need is None:
             if ready is not None:
                 self._note(now, "discard the plan", "rates seemed to have risen by chance")
         elif ready is not None and need.cause is Cause.RATE:
-            self._accept(ready, now, commands)
+            self._accept(ready, now, commands, certain=need.certain)
         else:
             self._urgent = self._postponed = ""
-            self._proven = need.proven
             self._solve(need, now, commands)
 
     def _need(self, now: float) -> _Need | None:
@@ -254,7 +268,7 @@ class Controller:
                     watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
             return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
         if suspected:
-            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), proven=False)
+            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
         if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
@@ -330,7 +344,7 @@ class Controller:
             cause=need.cause,
             reason=need.reason,
         )
-        self._solving, self._asked_at = solve, now
+        self._next = _Solving(solve, now, need.certain)
         self._note(now, "plan again", need.reason)
         commands.append(solve)
 
@@ -345,10 +359,10 @@ class Controller:
     # What comes of it
 
     def _solved(self, solved: Solved, now: float, commands: list[ControllerCommand]) -> None:
-        asked = self._solving
-        if asked is None or asked.number != solved.number:
+        solving = self._next
+        if not isinstance(solving, _Solving) or solving.asked.number != solved.number:
             return  # late, or twice
-        self._solving = None
+        self._next, asked = None, solving.asked
         if asked.current != self._plan:
             self._note(now, "discard the plan", "another has come into force meanwhile")
             self._postpone(asked)
@@ -360,20 +374,20 @@ class Controller:
             self._acquire(now, commands)
             self._fail(now, "no plan", solved.error, again=solved.outdated)
             return
-        self._accept(_UnderWay(asked, solved), now, commands)
+        certain = solving.certain or bool(self._exceeding(self.options.changed_threshold))
+        self._accept(_Ready(asked, solved, solving.since), now, commands, certain=certain)
 
-    def _accept(self, ready: _UnderWay, now: float, commands: list[ControllerCommand]) -> None:
+    def _accept(self, ready: _Ready, now: float, commands: list[ControllerCommand], *, certain: bool) -> None:
         """Go over to a plan, or have it wait until it is certain that rates have risen. That takes as long as another
         observation or two, and so does the search, so that both are done at once."""
-        asked, solved = ready
+        asked, solved, _ = ready
         assert solved.plan is not None
-        self._proven = self._proven or bool(self._exceeding(self.options.changed_threshold))
         if self._is_outdated(solved, asked):
             self._note(now, "discard the plan", f"rates have risen beyond it within {solved.seconds:.1f} s")
             self._postpone(asked)
             return  # they are a reason of their own, where the plan in force does not serve them
-        if not self._proven:
-            self._ready = ready
+        if not certain:
+            self._next = ready
             return
         self._failures = 0
         self._short = solved.short
@@ -384,7 +398,7 @@ class Controller:
             self._note(now, "keep the plan", "it serves these rates" if solved.step is SolveStep.KEEP else "no gain")
             self._release(now, commands)
             return
-        self._rolling = ready
+        self._next = _Rolling(*ready)
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         devices = show_count(solved.plan.devices_used, "device")
         action = f"{verb} a plan of {devices}, solved in {solved.seconds:.2f} s"
@@ -427,20 +441,20 @@ class Controller:
         self._not_before = now + (self.options.settle if solved.slowed else self.options.short_cooldown)
 
     def _roll_ended(self, ended: RollEnded, now: float, commands: list[ControllerCommand]) -> None:
-        under_way = self._rolling
-        if under_way is None or under_way.solved.number != ended.number:
+        rolling = self._next
+        if not isinstance(rolling, _Rolling) or rolling.solved.number != ended.number:
             return
-        self._rolling = None
+        self._next = None
         if ended.outcome is not RolloutOutcome.COMPLETED:
             again = ended.outcome in (RolloutOutcome.OUTDATED, RolloutOutcome.SUPERSEDED)
-            self._postpone(under_way.asked)
+            self._postpone(rolling.asked)
             self._fail(now, f"the rollout was {ended.outcome}", ended.reason, again=again)
             return
-        self._lead.in_force(self._asked_at, now)
-        self._plan = under_way.solved.plan
-        self._in_force(under_way.asked, under_way.solved, now)
+        self._lead.in_force(rolling.since, now)
+        self._plan = rolling.solved.plan
+        self._in_force(rolling.asked, rolling.solved, now)
         self._forget_latencies()
-        self._note(now, f"in force after {ended.seconds:.2f} s", under_way.asked.reason)
+        self._note(now, f"in force after {ended.seconds:.2f} s", rolling.asked.reason)
         self._release(now, commands)
 
     def _postpone(self, asked: Solve) -> None:
@@ -496,12 +510,13 @@ class Controller:
 
     def status(self) -> ControllerStatus:
         """Return what it knows and what it is at."""
-        if self._rolling is not None:
-            activity, reason = "rolling out", self._rolling.asked.reason
-        elif self._solving is not None:
-            activity, reason = "solving", self._solving.reason
-        else:
-            activity, reason = "watching", ""
+        match self._next:
+            case _Rolling(asked):
+                activity, reason = "rolling out", asked.reason
+            case _Solving(asked):
+                activity, reason = "solving", asked.reason
+            case _:
+                activity, reason = "watching", ""
         return ControllerStatus(
             activity=activity,
             reason=reason,
@@ -526,7 +541,6 @@ class Controller:
 
     def invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself. Tests call this after every event."""
-        assert [self._solving, self._rolling, self._ready].count(None) >= 2
         self._held.invariants()
 
 
