@@ -19,7 +19,6 @@ Profiles that batches do not keep to on a quiet machine are corrected (`ProfileM
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -48,9 +47,9 @@ from cotenant.control.cooldown import Cooldown
 from cotenant.control.held_devices import HeldDevices
 from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
+from cotenant.control.model_watches import Horizon, ModelWatches
 from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
-from cotenant.control.slowdown_monitor import SlowdownMonitor, total_latency
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count, show_rate
@@ -115,10 +114,7 @@ class Controller:
         self._sustained: dict[str, float] = {}
         self._slowdowns: dict[str, float] = {}  # that the plan in force counts with
         self._short = ""
-        self._watches: dict[str, ModelWatch] = {}
-        self._machine = SlowdownMonitor(self.options.slowdowns)  # over all models: other programs slow them all
-        self._foreign_load: float | None = None
-        self._interrupted: frozenset[str] = frozenset()  # models that lacked a worker when they were last observed
+        self._watches = ModelWatches(self.options)
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._lead = LeadTime(self.options.lead, max([offer.launch_seconds for offer in offers], default=0.0))
         self._held = HeldDevices(
@@ -163,48 +159,25 @@ class Controller:
 
     # Watching
 
-    def _watch(self, name: str) -> ModelWatch:
-        if name not in self._watches:
-            self._watches[name] = ModelWatch(self.options)
-        return self._watches[name]
-
     def _observe(self, seen: Observed, now: float) -> None:
-        self._foreign_load = seen.foreign_load
         # What is planned now has to do until the plan after it is in force.
-        ahead = self._lead.total + self._lead.plan
-        # Whatever is late while a worker is away, and as long again, is no fault of the plan's.
-        disturbed = self._interrupted.union(seen.interrupted)
-        self._interrupted = frozenset(seen.interrupted)
-        for name in self._planned.keys() | seen.offered.keys() | seen.latencies.keys():
-            watch = self._watch(name)
-            watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds, ahead)
-            watch.raise_peak(now, watch.demand, now - self._cooldown_seconds)
-            if name not in disturbed:
-                watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
-                watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
-        latencies = [latency for name, latency in seen.latencies.items() if name not in disturbed]
-        if latencies or not disturbed:
-            self._machine.observe(total_latency(latencies), seen.seconds)
+        horizon = Horizon(ahead=self._lead.total + self._lead.plan, since=now - self._cooldown_seconds)
+        self._watches.observe(seen, self._planned, horizon, now)
 
     def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
         """Return corrections of profiles that batches do not keep to, with nothing else to blame."""
-        quiet = seen.foreign_load is not None and seen.foreign_load <= self.options.quiet
-        commands = []
-        for name, watch in sorted(self._watches.items()):
-            slowdown = self._slowdowns.get(name, 1.0)
-            found = watch.profile.observe(seen.latencies.get(name), slowdown, seen.seconds, quiet=quiet)
-            if found is not None:
-                reason = f"{found.batches} batches on a quiet machine took so many times as long as profiled"
-                self._note(now, f"correct the profile of {name} by × {found.factor:.3g}", reason)
-                commands.append(CorrectProfile(name, found.factor, found.batches))
-        return commands
+        corrections = self._watches.corrections(seen, self._slowdowns)
+        for name, found in corrections.items():
+            reason = f"{found.batches} batches on a quiet machine took so many times as long as profiled"
+            self._note(now, f"correct the profile of {name} by × {found.factor:.3g}", reason)
+        return [CorrectProfile(name, found.factor, found.batches) for name, found in corrections.items()]
 
     # What others decide
 
     def _adopt(self, adopted: Adopted, now: float) -> None:
         plan, rates = adopted.plan, adopted.rates
         # The last rate of a model that is not served any more would stay for ever: nobody offers it to a plan.
-        self._watches = {name: watch for name, watch in self._watches.items() if name in rates or plan.rate(name)}
+        self._watches.keep(rates.keys() | {name for name, rate in plan.rates().items() if rate})
         self._plan = plan
         self._planned = dict(rates)
         self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
@@ -217,10 +190,10 @@ class Controller:
         self._not_before = now + self.options.settle
         for name, rate in rates.items():
             # What was expected is believed for a cool-down.
-            self._watch(name).raise_peak(now, rate, now - self._cooldown_seconds)
+            self._watches[name].raise_peak(now, rate, now - self._cooldown_seconds)
         for name, factor in adopted.corrections.items():
-            self._watch(name).profile.factor = factor
-        self._forget_latencies()
+            self._watches[name].profile.factor = factor
+        self._watches.forget_batches()
 
     def _found(self, devices: tuple[DeviceId, ...], now: float) -> None:
         if fresh := self._held.found(devices, now):
@@ -252,21 +225,21 @@ class Controller:
     def _need(self, now: float) -> _Need | None:
         if urgent := self._urgent or self._postponed:
             return _Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
-        watches = self._watches
         suspected = self._exceeding(self.options.suspected_threshold)
         if suspected and (exceeded := self._exceeding(self.options.changed_threshold)):
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, exceeded)))
-        if self._machine.drifted and (self._machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
-            return _Need(Cause.LATENCY, f"batches of all models take {self._machine.ratio:.2g} × as long as predicted")
-        if drifted := [name for name in watches if watches[name].slowdown.drifted and self._drift_matters(name)]:
-            return _Need(Cause.LATENCY, "; ".join(self._describe_drift(name) for name in sorted(drifted)))
-        missed = [name for name in watches if watches[name].attainment.missed(self._targets.get(name, 0.99))]
+        machine = self._watches.machine
+        if machine.drifted and (machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
+            return _Need(Cause.LATENCY, f"batches of all models take {machine.ratio:.2g} × as long as predicted")
+        if drifted := [name for name, watch in self._watches if watch.slowdown.drifted and self._drift_matters(name)]:
+            return _Need(Cause.LATENCY, "; ".join(map(self._describe_drift, drifted)))
+        missed = [name for name, watch in self._watches if watch.attainment.missed(self._targets.get(name, 0.99))]
         if missed and not self._short:
             # A plan is made anyway: those that fall short of their targets, be it by chance, get more as well.
-            for name, watch in watches.items():
+            for name, watch in self._watches:
                 if watch.attainment.falls_short(self._targets.get(name, 0.99)):
                     watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
-            return _Need(Cause.SLO, f"SLO violated: {', '.join(sorted(missed))}")
+            return _Need(Cause.SLO, f"SLO violated: {', '.join(missed)}")
         if suspected:
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
         if self._could_save(now):
@@ -276,7 +249,7 @@ class Controller:
     def _exceeding(self, threshold: float) -> list[str]:
         """Return the models of which more is offered than the plan in force serves, by a change that exceeds a
         threshold."""
-        return sorted(name for name, watch in self._watches.items() if self._exceeds(name, watch, threshold))
+        return [name for name, watch in self._watches if self._exceeds(name, watch, threshold)]
 
     def _exceeds(self, name: str, watch: ModelWatch, threshold: float) -> bool:
         """Tell whether more is offered of a model than the plan in force serves, or will be. threshold: log-likelihood
@@ -317,7 +290,7 @@ class Controller:
         return lower or any(peak < (1 - self.options.fall_alone) * planned[name] for name, peak in peaks.items())
 
     def _peak(self, name: str, since: float) -> float:
-        watch = self._watch(name)
+        watch = self._watches[name]
         return max(watch.peak(since), watch.demand, self.options.idle_rate)
 
     def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
@@ -328,33 +301,25 @@ class Controller:
             self._planned.keys()
             | self._plan.rates().keys()
             | self._plan.split.keys()
-            | {name for name, watch in self._watches.items() if watch.estimate.rate}
+            | {name for name, watch in self._watches if watch.estimate.rate}
         )
-        slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._drift(name), 3) for name in names}
+        slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._watches.slowdown(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
             rates={name: self._peak(name, now - self._cooldown_seconds) for name in names},
-            offered={name: self._watch(name).estimate.rate for name in names},
+            offered={name: self._watches[name].estimate.rate for name in names},
             slowdowns={name: slowdown for name, slowdown in slowdowns.items() if slowdown > 1.0},
             current=self._plan,
             devices=tuple(sorted(self._held.kept(now))),
             launching=self._held.launches(),
             step=need.step,
-            bursts=any(watch.bursts.needed for watch in self._watches.values()),
+            bursts=any(watch.bursts.needed for _, watch in self._watches),
             cause=need.cause,
             reason=need.reason,
         )
         self._next = _Solving(solve, now, need.certain)
         self._note(now, "plan again", need.reason)
         commands.append(solve)
-
-    def _drift(self, name: str) -> float:
-        """Return how many times as long as predicted the batches of a model take, where any have drifted."""
-        watch = self._watches.get(name)
-        if watch is None or not (self._machine.drifted or any(w.slowdown.drifted for w in self._watches.values())):
-            return 1.0
-        ratio = watch.slowdown.shrunk_ratio(self._machine.shrunk_ratio(1.0))
-        return ratio if abs(ratio - 1.0) > self.options.slowdowns.tolerance / 2 else 1.0
 
     # What comes of it
 
@@ -412,7 +377,7 @@ class Controller:
             return False
         return any(
             watch.estimate.exceeds(OUTDATED * max(solved.sustained.get(name, 0.0), asked.rates.get(name, 0.0)), 10.0)
-            for name, watch in self._watches.items()
+            for name, watch in self._watches
         )
 
     def _is_worth_it(self, plan: Plan, cause: Cause) -> bool:
@@ -434,9 +399,8 @@ class Controller:
         slowdowns = _slowdowns(asked, solved)
         if self._slowdowns != slowdowns or not solved.slowed:
             self._slowdowns = slowdowns
-            self._forget_latencies()
-        for watch in self._watches.values():
-            watch.attainment.reset()
+            self._watches.forget_batches()
+        self._watches.forget_attainment()
         # What leaves nobody served will do so again in a moment.
         self._not_before = now + (self.options.settle if solved.slowed else self.options.short_cooldown)
 
@@ -453,7 +417,7 @@ class Controller:
         self._lead.in_force(rolling.since, now)
         self._plan = rolling.solved.plan
         self._in_force(rolling.asked, rolling.solved, now)
-        self._forget_latencies()
+        self._watches.forget_batches()
         self._note(now, f"in force after {ended.seconds:.2f} s", rolling.asked.reason)
         self._release(now, commands)
 
@@ -462,12 +426,6 @@ class Controller:
         or went are told of once."""
         if asked.cause is Cause.DEVICES:
             self._postponed = asked.reason
-
-    def _forget_latencies(self) -> None:
-        for watch in self._watches.values():
-            watch.slowdown.reset()
-            watch.attainment.reset()
-        self._machine.reset()
 
     def _fail(self, now: float, action: str, reason: str, *, again: bool = False) -> None:
         """Note what failed, and wait. again: it failed for what others do, and may well succeed once that is over."""
@@ -530,12 +488,12 @@ class Controller:
                     observed_slowdown=watch.slowdown.ratio,
                     attainment=watch.attainment.value,
                 )
-                for name, watch in sorted(self._watches.items())
+                for name, watch in self._watches
             },
             devices=tuple(sorted(self._held.devices)),
             launching=self._held.launches(),
-            foreign_load=self._foreign_load,
-            observed_slowdown=self._machine.ratio,
+            foreign_load=self._watches.foreign_load,
+            observed_slowdown=self._watches.machine.ratio,
             decisions=tuple(self._decisions),
         )
 
@@ -547,8 +505,3 @@ class Controller:
 def _slowdowns(asked: Solve, solved: Solved) -> dict[str, float]:
     """Return the slowdowns that a plan counts with."""
     return dict(asked.slowdowns) if solved.slowed else {}
-
-
-def _count(value: float) -> int:
-    """Return a count; 0 for what is none."""
-    return int(value) if 0 <= value < math.inf else 0
