@@ -37,8 +37,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     within_target: of the requests that ended, those whose caller stayed, and those that met their target. waiting:
     requests that have not ended. latencies: of batches, by model.
     foreign_load: part of the machine's processors that other programs used, from 0 to 1; None where that is not known.
-    interrupted: models and applications whose batches a worker's death may have delayed: one of theirs died or was
-    expected back meanwhile, or one of a model that they share a partition with.
+    interrupted: models and applications whose batches a worker's death may have delayed: one of theirs died, was
+    expected back or warmed up meanwhile, or one of a model that they share a partition with.
     utilisation: part of the allocated share during which batches ran.
     """
 

@@ -242,6 +242,9 @@ class Controller:
             return _Need(Cause.SLO, f"SLO violated: {', '.join(missed)}")
         if suspected:
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
+        if doubtful := self._watches.doubtful(self._slowdowns):
+            why = f"{', '.join(doubtful)} may be as fast as others by now: no batch has told for a while"
+            return _Need(Cause.LATENCY, why, SolveStep.REPLAN)
         if self._could_save(now):
             return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
@@ -303,7 +306,10 @@ class Controller:
             | self._plan.split.keys()
             | {name for name, watch in self._watches if watch.estimate.rate}
         )
-        slowdowns = {name: round(self._slowdowns.get(name, 1.0) * self._watches.slowdown(name), 3) for name in names}
+        counted = self._slowdowns | (doubtful := self._watches.doubtful(self._slowdowns))
+        for name in doubtful:  # should it be as slow as before, it is tried again later and later
+            self._watches[name].patience = min(2 * self._watches[name].patience, self.options.longest_cooldown)
+        slowdowns = {name: round(counted.get(name, 1.0) * self._watches.slowdown(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,
             rates={name: self._peak(name, now - self._cooldown_seconds) for name in names},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from cotenant.control.adaptation import BatchLatency
 from cotenant.control.attainment_monitor import AttainmentMonitor
 from cotenant.control.burst_monitor import BurstMonitor
 from cotenant.control.controller_options import ControllerOptions
@@ -32,6 +33,9 @@ class ModelWatch:
         )
         self.expected = 0.0  # requests/s when a plan that is made now will be in force; 0 where no rise is seen
         self.headroom = options.headroom
+        self.patience = options.short_cooldown  # seconds without a batch after which its slowdown is doubted
+        self._patience = options.short_cooldown
+        self._unseen = self._seen = 0.0  # seconds without a batch, and with some
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
 
@@ -44,6 +48,25 @@ class ModelWatch:
             self._forecast.observe(count, seconds, self.estimate)
             # Where requests come in bursts, a rise is one of them.
             self.expected = self._forecast.expected(ahead) if not self.bursts.needed else 0.0
+
+    def observe_batches(self, batches: BatchLatency | None, seconds: float) -> None:
+        """Take the batches of the last interval; None where there were none."""
+        if batches is None:
+            self._unseen, self._seen = self._unseen + seconds, 0.0
+            return
+        self._unseen, self._seen = 0.0, self._seen + seconds
+        if self._seen > self._patience:
+            self.patience = self._patience
+
+    @property
+    def runs(self) -> bool:
+        """Whether batches ran of late."""
+        return self._unseen < self._patience
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether requests come and no batch has run for so long that nobody knows how slow they would be."""
+        return self._unseen >= self.patience and self.estimate.rate > 0
 
     @property
     def demand(self) -> float:

@@ -58,6 +58,7 @@ class ModelWatches:
             watch = self[name]
             watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds, horizon.ahead)
             watch.raise_peak(now, watch.demand, horizon.since)
+            watch.observe_batches(seen.latencies.get(name), seen.seconds)
             if name not in disturbed:
                 watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
                 watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
@@ -82,6 +83,13 @@ class ModelWatches:
             return 1.0
         ratio = watch.slowdown.shrunk_ratio(self.machine.shrunk_ratio(1.0))
         return ratio if abs(ratio - 1.0) > self._options.slowdowns.tolerance / 2 else 1.0
+
+    def doubtful(self, slowdowns: Mapping[str, float]) -> dict[str, float]:
+        """Return the models that a plan leaves out for being slow, where that may be over, and the slowdown to count
+        with instead: the largest of those that run. slowdowns: that the plan in force counts with."""
+        others = max([1.0, *(slowdowns.get(name, 1.0) for name, watch in self._watches.items() if watch.runs)])
+        limit = others * (1 + self._options.slowdowns.tolerance)
+        return {name: others for name, watch in self if watch.is_doubtful and slowdowns.get(name, 1.0) > limit}
 
     def forget_attainment(self) -> None:
         """Forget which requests met their target: they were served by another plan."""

@@ -46,13 +46,23 @@ class ObservedTotals:
         self._deaths: dict[LaneId, int] = {}
         self._away: dict[LaneId, float] = {}  # seconds for which a lane has been without its worker
 
-    def observe(self, totals: Mapping[str, ModelTotals], seconds: float, orchestrator: Orchestrator) -> Observed:
-        """Return what is new since the last call, which was so many seconds ago. orchestrator: of all workers."""
+    def observe(
+        self,
+        totals: Mapping[str, ModelTotals],
+        seconds: float,
+        orchestrator: Orchestrator,
+        warming_up: Collection[LaneId] = (),
+    ) -> Observed:
+        """Return what is new since the last call, which was so many seconds ago. orchestrator: of all workers.
+        warming_up: lanes that were slow since workers that died serve again before all is done that makes them
+        fast."""
         change = {name: total.minus(self._before.get(name, ModelTotals())) for name, total in totals.items()}
         self._before = dict(totals)
         return Observed(
             seconds=seconds,
-            interrupted=_disturbed(self._without_worker(orchestrator.supervisor, seconds), orchestrator.rollout),
+            interrupted=_disturbed(
+                [*self._without_worker(orchestrator.supervisor, seconds), *warming_up], orchestrator.rollout
+            ),
             offered={name: each.rows for name, each in change.items() if each.rows},
             stayed={name: each.stayed for name, each in change.items() if each.stayed},
             within_target={name: each.within_target for name, each in change.items() if each.within_target},

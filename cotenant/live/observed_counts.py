@@ -27,7 +27,7 @@ class ObservedCounts:
     def take(self, seconds: float = 0.0) -> Observed:
         """Return what is new since the last call, so many seconds ago."""
         totals = {name: self._totals(name) for name in self._observer.models}
-        return self._seen.observe(totals, seconds, self._orchestrator)
+        return self._seen.observe(totals, seconds, self._orchestrator, self._observer.take_warming_up())
 
     def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]

@@ -24,10 +24,6 @@ from cotenant.worker.wire import Timing
 
 EPOCH = time.time() - time.monotonic()  # noqa: TID251  # what the driver's clock calls 0, in seconds since 1970
 
-# Seconds between two batches of a worker that warms up. Until that has passed since the last, batches on its device tell
-# nothing about plan and profiles: what warms up slows its own and those of its neighbours.
-WARM_UP_PAUSE = 1.0
-
 
 class ServingObserver:
     """Count how requests end and how long batches take: the driver's `Observer`.
@@ -45,7 +41,7 @@ class ServingObserver:
         self._state = state
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
-        self._warm_from: dict[DeviceId, float] = {}
+        self._warming_up: set[DeviceId] = set()
         self._lanes: object = None  # that the following is of, with the deployment
         self._deployment: object = None
         self._known: dict[LaneId, _LaneFacts] = {}
@@ -62,6 +58,12 @@ class ServingObserver:
         clock."""
         under_way = (since for lane in self._state.lanes if (since := self._busy_since(lane)) is not None)
         return sum(self.busy.values()) + sum(now - since for since in under_way)
+
+    def take_warming_up(self) -> list[LaneId]:
+        """Return the lanes of devices on which a worker has warmed up while it served since the last call: that slows
+        its own batches, and those of its neighbours."""
+        taken, self._warming_up = self._warming_up, set()
+        return [lane for lane in self._state.lanes if lane.device in taken]
 
     def samples(self) -> list[Sample]:
         """Return the co-located batch latencies that were seen often enough to learn from."""
@@ -93,11 +95,10 @@ class ServingObserver:
         self.lent[partition] += timing.lent
         predicted = _latency(facts.predicted, model, rows, seconds)
         alone = _latency(facts.alone, model, rows, predicted)
+        self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
         if timing.warming_up:
-            self._warm_from[lane.device] = ended + WARM_UP_PAUSE
-        warm = since >= self._warm_from.get(lane.device, -math.inf)
-        self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone, warm=warm)
-        if facts.co_located and warm:
+            self._warming_up.add(lane.device)
+        elif facts.co_located:
             load = Load(model, lane.device.kind, rows, facts.share)
             others = {name: self._busy_since(name) for name in facts.co_located}
             lent = timing.lent > 0

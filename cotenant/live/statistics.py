@@ -92,10 +92,9 @@ class ModelCounts:
         timing: Timing,
         *,
         alone: float,
-        warm: bool = True,
     ) -> None:
         """Count a batch that is done, before its requests end. partition: the lane's label. Durations are in seconds;
-        alone: as profiled without co-located models. warm: whether it can be compared with what was predicted."""
+        alone: as profiled without co-located models."""
         self.ledger.ran(rows, predicted, observed)
         self._timings[lane] = timing
         batches = self.batches.get(rows)
@@ -107,11 +106,10 @@ class ModelCounts:
         if partition not in self.partitions:
             self.partitions[partition] = PartitionBatches()
         times = self.partitions[partition]
+        times.predicted.add(predicted)
+        times.observed.add(observed + timing.lent)
+        times.alone.add(alone)
         times.busy += observed
-        if warm:
-            times.predicted.add(predicted)
-            times.observed.add(observed + timing.lent)
-            times.alone.add(alone)
 
     def answered_from_cache(self, began: float, now: float) -> None:
         """Count a request that was answered from the response cache: it is served, and ran in no batch."""

@@ -63,6 +63,7 @@ class World:
         seconds: float,
         *,
         slower: float = 1.0,
+        runs: bool = True,
         within: float = 1.0,
         foreign: float | None = None,
         interrupted: tuple[str, ...] = (),
@@ -77,7 +78,7 @@ class World:
                     offered={"a": count},
                     stayed={"a": count},
                     within_target={"a": round(count * within)},
-                    latencies={"a": BatchLatency(10, 0.1, 0.1 * slower)},
+                    latencies={"a": BatchLatency(10, 0.1, 0.1 * slower)} if runs else {},
                     foreign_load=foreign,
                     interrupted=interrupted,
                 )

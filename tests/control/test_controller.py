@@ -248,6 +248,30 @@ def test_plan_that_counts_with_no_slowdown_since_nobody_would_be_served_stands_f
     assert world.controller.status().models["a"].slowdown == 1.0
 
 
+def test_model_left_out_for_slow_batches_is_tried_again_later_and_later() -> None:
+    world = World(short_cooldown=10.0)
+    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
+    for patience in (10.0, 20.0, 40.0):
+        since = world.now
+        solve = world.solve(100.0, 60.0, runs=False)
+        assert world.now - since == pytest.approx(patience, abs=2 * PERIOD)
+        assert solve.slowdowns == {} and "may be as fast" in solve.reason
+        world.answer(solve, plan_of(1, 120.0), SolveStep.KEEP)
+        again = world.solve(100.0, 20.0, slower=4.0)  # it is as slow as before
+        assert again.slowdowns["a"] == pytest.approx(4.0, abs=0.6)
+        world.answer(again, plan_of(1, 120.0), SolveStep.KEEP)
+    assert world.observe(100.0, 20.0, slower=4.0 / again.slowdowns["a"]) == []
+    since = world.now
+    world.solve(100.0, 60.0, runs=False)  # it was served for long, so that it is tried as soon as at first
+    assert world.now - since == pytest.approx(10.0, abs=2 * PERIOD)
+
+
+def test_model_left_out_that_nobody_asks_for_is_not_tried_again() -> None:
+    world = World(short_cooldown=10.0, cooldown=600.0)
+    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
+    assert world.observe(0.0, 120.0, runs=False) == []
+
+
 def test_fast_batches_are_no_reason_to_plan() -> None:
     world = World()
     assert world.observe(100.0, 120, slower=0.5) == []

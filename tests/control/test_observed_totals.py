@@ -46,6 +46,7 @@ def test_stage_that_ends_more_often_than_callers_ask_waits_for_nothing() -> None
 
 
 LANE = LaneId(DeviceId("gpu"), 0)
+OTHER = DeviceId("gpu", 1)
 
 
 def interrupted(totals: ObservedTotals, world: World) -> tuple[str, ...]:
@@ -78,6 +79,12 @@ def test_interval_in_which_a_worker_died_or_was_away_is_interrupted() -> None:
     assert world.supervisor.state(LANE) is LaneState.FAILED
     assert interrupted(totals, world) == ("a",)
     assert interrupted(totals, world) == ()  # nothing is expected back: a plan without it may serve
+
+
+def test_models_of_lanes_that_warm_up_are_interrupted() -> None:
+    totals, world = ObservedTotals(), serving(Cut(LANE.device, ("a",)), Cut(OTHER, ("b",)))
+    assert totals.observe({}, 0.5, world.orchestrator, [LANE]).interrupted == ("a",)
+    assert totals.observe({}, 0.5, world.orchestrator).interrupted == ()
 
 
 def test_worker_that_was_back_before_anybody_looked_interrupted_all_the_same() -> None:
