@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.worker import main
@@ -19,7 +20,17 @@ from cotenant.worker.arena import Arena
 from cotenant.worker.cpu_throttle import CpuThrottle
 from cotenant.worker.green import Multiprocessors
 from cotenant.worker.runners.fake import Fake
-from cotenant.worker.wire import Resize, Setup, encode_message
+from cotenant.worker.wire import (
+    BatchResult,
+    FromWorker,
+    Inbox,
+    Resize,
+    RunBatch,
+    Setup,
+    TensorPart,
+    WorkerReady,
+    encode_message,
+)
 from tests.live.workers import sleeper
 
 
@@ -172,6 +183,40 @@ def test_worker_improves_its_runners_once_it_serves_and_after_a_resize(monkeypat
         thread.join()
     arena.close()
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize("serve_first", [True, False])
+def test_worker_that_serves_first_says_so_until_its_runners_have_nothing_left_to_do(serve_first: bool) -> None:
+    arena = Arena(1 << 16)
+    ours, theirs = socket.socketpair()
+    inbox = Inbox(ours)
+    decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+    def answer() -> FromWorker:
+        while (message := inbox.take()) is None:
+            assert inbox.fill()
+        return decoder.decode(message)
+
+    def batch(number: int) -> bytearray:
+        row = TensorPart("x", "FP32", (1, 2), memoryview(bytes(8)))
+        return encode_message(RunBatch(number, "sleeper", [[row]]))
+
+    seen: list[bool] = []
+    with ours, theirs:
+        setup = Setup(arena=arena.size, models=(sleeper(0.0),), fake=True, serve_first=serve_first)
+        ours.sendall(encode_message(setup) + batch(0))  # the batch waits already when the worker is ready
+        thread = threading.Thread(target=main.serve, args=(theirs, arena.fd, Multiprocessors(), lambda: 0.0))
+        thread.start()
+        assert isinstance(answer(), WorkerReady)
+        for number in range(1, main.BUSY + 2):
+            result = answer()
+            assert isinstance(result, BatchResult)
+            seen.append(result.timing.warming_up)
+            ours.sendall(batch(number))
+        ours.shutdown(socket.SHUT_WR)
+        thread.join()
+    arena.close()
+    assert seen[0] is serve_first and not seen[-1]
 
 
 PINS = """

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from typing import Any, cast
+
+from cotenant.core.identity import LaneId
+from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.serving_state import ServingState
+from cotenant.live.statistics import ModelCounts
+from cotenant.worker.wire import Timing
+
+
+def test_all_lanes_of_a_device_warm_up_with_one_until_it_has_said_so_no_more() -> None:
+    lanes = [LaneId.parse(lane) for lane in ("gpu-0/0", "gpu-0/1", "gpu-1/0")]
+    state = ServingState(cast(Any, None))
+    state.lanes = {lane: cast(Any, None) for lane in lanes}
+    observer = ServingObserver(state, lambda lane: None)
+    observer.models["a"] = ModelCounts("a", "1")
+    for warming_up, expected in ((False, []), (True, lanes[:2]), (False, [])):
+        timing = Timing(0, 0, 0, 0, 0, 0, warming_up=warming_up)
+        observer.ran(lanes[1], "a", 1, 0.0, 0.1, timing)
+        assert observer.take_warming_up() == expected
+        assert observer.take_warming_up() == []
