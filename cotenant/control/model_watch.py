@@ -36,6 +36,7 @@ class ModelWatch:
         self.patience = options.short_cooldown  # seconds without a batch after which its slowdown is doubted
         self._patience = options.short_cooldown
         self._unseen = self._seen = 0.0  # seconds without a batch, and with some
+        self._has_run = False  # applications never do
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
 
@@ -54,6 +55,7 @@ class ModelWatch:
         if batches is None:
             self._unseen, self._seen = self._unseen + seconds, 0.0
             return
+        self._has_run = True
         self._unseen, self._seen = 0.0, self._seen + seconds
         if self._seen > self._patience:
             self.patience = self._patience
@@ -61,12 +63,12 @@ class ModelWatch:
     @property
     def runs(self) -> bool:
         """Whether batches ran of late."""
-        return self._unseen < self._patience
+        return self._has_run and self._unseen < self._patience
 
     @property
     def is_doubtful(self) -> bool:
         """Whether requests come and no batch has run for so long that nobody knows how slow they would be."""
-        return self._unseen >= self.patience and self.estimate.rate > 0
+        return self._has_run and self._unseen >= self.patience and self.estimate.rate > 0
 
     @property
     def demand(self) -> float:

@@ -250,6 +250,7 @@ def test_plan_that_counts_with_no_slowdown_since_nobody_would_be_served_stands_f
 
 def test_model_left_out_for_slow_batches_is_tried_again_later_and_later() -> None:
     world = World(short_cooldown=10.0)
+    world.observe(100.0, 1.0)
     world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
     for patience in (10.0, 20.0, 40.0):
         since = world.now
@@ -268,6 +269,7 @@ def test_model_left_out_for_slow_batches_is_tried_again_later_and_later() -> Non
 
 def test_model_left_out_that_nobody_asks_for_is_not_tried_again() -> None:
     world = World(short_cooldown=10.0, cooldown=600.0)
+    world.observe(100.0, 1.0)
     world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
     assert world.observe(0.0, 120.0, runs=False) == []
 
