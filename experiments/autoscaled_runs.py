@@ -37,6 +37,7 @@ from cotenant.workload import Workload
 SOLVING = 0.5  # seconds that our controller waits for a plan; the others' are at once
 OBSERVED = 2.5  # seconds between observations, of which each period of a policy is a multiple
 OBSERVED_TRACKED = 0.5  # the same of our controller, as in the server
+DEFAULT_HEADROOM = ControllerOptions().headroom
 
 
 class AutoscaledRun(msgspec.Struct, frozen=True):
@@ -132,18 +133,20 @@ def run_tracked(
     startup: float,
     seed: int,
     period: float,
+    headroom: float = DEFAULT_HEADROOM,
 ) -> AutoscaledRun:
     """Simulate a workload under our own controller, which plans by geometry whenever it has reason to.
 
     It knows all devices of the cluster, and a plan uses as many as it needs; what a plan does not use costs nothing.
-    Arguments are those of `run_autoscaled`. period: seconds of the intervals of the result.
+    Arguments are those of `run_autoscaled`. period: seconds of the intervals of the result. headroom: as in
+    `ControllerOptions`; the first plan is for the rates of the problem as they are.
     """
     plan = plan_problem(problem, validate=False)
     return run_controlled(
         problem,
         environment,
         plan,
-        ControllerBuilt.of(problem, plan, ControllerOptions(lead=startup)).controller(),
+        ControllerBuilt.of(problem, plan, ControllerOptions(lead=startup, headroom=headroom)).controller(),
         Replanner(problem),
         workload,
         seconds=seconds,
