@@ -27,7 +27,7 @@ def test_read_settings_without_a_file_gives_defaults() -> None:
     assert settings.cuts == tuple(range(50, 1001, 50))
     assert settings.grace == 10.0
     assert settings.objective is None
-    assert settings.forecast == TrendOptions()
+    assert (settings.headroom, settings.forecast) == (1.2, TrendOptions())
     assert (settings.interference.model, settings.interference.factor) == ("margin", 1.1)
     assert settings.models == ()
 
@@ -91,7 +91,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         grpc_port = 9001
         log_level = "debug"
         max_queue_delay = "1ms"
-        forecast = { model = "holt-winters", season = "24h", horizon = "2m" }
+        forecast = { headroom = 1.4, model = "holt-winters", season = "24h", horizon = "2m" }
         cpu = { enforcement = "quota", reserve = 0, cuts = [25, 50, 100] }
 
         [[models]]
@@ -115,6 +115,7 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
     assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (0, 9001, 8002)
     assert (settings.max_queue_delay, settings.log_level) == (0.001, "debug")
     assert settings.forecast == HoltWintersOptions(season=86400.0, horizon=120.0, period=10.0)
+    assert settings.headroom == 1.4
     assert (settings.enforcement, settings.reserve, settings.cuts) == ("quota", 0.0, (250, 500, 1000))
     assert settings.models == (
         ModelSettings(
@@ -154,6 +155,8 @@ def test_read_settings_resolves_paths_and_units(tmp_path: Path) -> None:
         ("[[models]]\nname = 'a'\nrate = -1", "models[0].rate: -1 requests/s; a rate is finite and at least 0"),
         ("forecast = { model = 'holt-winters', season = '15s' }", "forecast.season: 15 s must be at least two periods"),
         ("forecast.model = 'arima'", "forecast.model: 'arima' is unknown; use 'holt-winters' or 'trend'"),
+        ("forecast.headroom = 0.9", "forecast.headroom: 0.9 must be a factor from 1 to 2"),
+        ("forecast.headroom = nan", "forecast.headroom: nan must be a factor from 1 to 2"),
         ("forecast.season = '24h'", 'forecast.season: a trend has none; leave it out, or use model = "holt-winters"'),
         ("forecast.horizon = '0s'", "forecast.horizon: a target of '0s' must be above 0"),
         ("objective = 'speed'", "objective: 'speed' is unknown; use 'devices' or 'rate'"),

@@ -213,7 +213,7 @@ def _adaptation(settings: Settings, corrections: ProfileCorrections) -> Adaptati
     def solver() -> Solver:
         return BackgroundSolver(settings.planner)
 
-    controller = ControllerOptions(forecast=settings.forecast)
+    controller = ControllerOptions(headroom=settings.headroom, forecast=settings.forecast)
     return AdaptationOptions(solver=solver, controller=controller, corrections=corrections)
 
 

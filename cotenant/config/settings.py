@@ -32,6 +32,8 @@ from cotenant.config.toml import (
     parse_target,
     read_text,
 )
+from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.model_watch import MAX_HEADROOM
 from cotenant.control.rate_forecast import ForecastOptions, HoltWintersOptions, TrendOptions
 from cotenant.core import units
 from cotenant.errors import ConfigError
@@ -91,8 +93,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: indexes or UUIDs; empty: all. create: whether to create MIG instances on a GPU that has none.
     warm_workers: pre-started worker processes for each set of libraries that models need. standby_workers: workers for
     each device that have loaded the models of a partition, and take over when its worker dies.
-    adapt: whether the server plans again while it serves, for the rates and latencies that it sees. forecast: of these
-    rates. refine_profiles: whether it measures, while the machine is quiet, what a first profile left out.
+    adapt: whether the server plans again while it serves, for the rates and latencies that it sees. headroom: factor on
+    these rates that it plans for. forecast: of these rates. refine_profiles: whether it measures, while the machine is
+    quiet, what a first profile left out.
     worker_memory: bytes that a worker process may have of its own; None: no limit. worker_environment: variables that
     workers get besides the usual ones.
     rollout_memory: what to do where a device cannot hold the workers of the old and the new plan at once.
@@ -137,6 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_environment: tuple[str, ...]
     adapt: bool
     refine_profiles: bool
+    headroom: float
     forecast: ForecastOptions
     rollout_memory: RolloutMemory
     max_queue_delay: float | None
@@ -193,6 +197,7 @@ class _MigEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ForecastEntry(msgspec.Struct, forbid_unknown_fields=True):
+    headroom: float = ControllerOptions().headroom
     model: str = "trend"
     season: str | int | float | None = None
     horizon: str | int | float | None = None
@@ -308,6 +313,7 @@ def read_settings(path: Path | str | None = None) -> Settings:
         standby_workers=_spares(file.standby_workers, f"{place}: standby_workers"),
         adapt=file.adapt,
         refine_profiles=file.refine_profiles,
+        headroom=_headroom(file.forecast.headroom, f"{place}: forecast.headroom"),
         forecast=_forecast(file.forecast, f"{place}: forecast"),
         worker_memory=_worker_memory(file.worker_memory, f"{place}: worker_memory"),
         worker_environment=file.worker_environment,
@@ -368,6 +374,12 @@ def _access(file: _SettingsFile, base: Path, place: str) -> AccessSettings:
         certificate=None if file.tls is None else base / file.tls.certificate,
         key=None if file.tls is None else base / file.tls.key,
     )
+
+
+def _headroom(value: float, place: str) -> float:
+    if not 1.0 <= value <= MAX_HEADROOM:
+        raise ConfigError(f"{place}: {value:g} must be a factor from 1 to {MAX_HEADROOM:g}")
+    return value
 
 
 def _forecast(entry: _ForecastEntry, place: str) -> ForecastOptions:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.app import lifecycle
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.lifecycle import running
 from cotenant.app.profile_source import KnownProfiles, ProfileSource
@@ -19,8 +20,10 @@ from cotenant.app.startup import Prepared, prepare_deployment
 from cotenant.backends.cpu import Cpu
 from cotenant.cli.status import status_view
 from cotenant.config import Settings, read_profiles_file
+from cotenant.control.rate_forecast import HoltWintersOptions
 from cotenant.core.profile import Profiles
 from cotenant.errors import ConfigError
+from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.server import Server
 from cotenant.live.status import Status
 from cotenant.profiling.machine_load import MachineLoad
@@ -46,6 +49,14 @@ def free_port() -> int:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]
         return port
+
+
+def test_controller_gets_what_the_settings_say(tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(settings_of(tmp_path), headroom=1.4, forecast=HoltWintersOptions())
+    adaptation = lifecycle._adaptation(settings, ProfileCorrections())
+    assert adaptation is not None
+    assert (adaptation.controller.headroom, adaptation.controller.forecast) == (1.4, HoltWintersOptions())
+    assert lifecycle._adaptation(msgspec.structs.replace(settings, adapt=False), ProfileCorrections()) is None
 
 
 def test_port_in_use_is_an_error_before_anything_is_prepared(tmp_path: Path) -> None:
