@@ -16,6 +16,11 @@ from hypothesis import HealthCheck, settings
 
 from cotenant.planners.front_end import REQUEST_SECONDS
 
+# Before numpy is loaded: threads of linear algebra wait for each other by spinning, and beside another process of tests
+# they spin more than they compute. Workers and solvers have one thread each, too.
+for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
+
 # Tests in several processes are told of a terminal with 80 columns that none of them has.
 os.environ.pop("COLUMNS", None)
 
