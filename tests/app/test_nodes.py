@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -24,6 +25,7 @@ from cotenant.app.nodes import following_nodes
 from cotenant.app.serving import BackgroundServer
 from cotenant.backends.none import NoDevices
 from cotenant.config import read_settings
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError
 from cotenant.live.nodes.cluster import Cluster
@@ -162,7 +164,12 @@ def test_node_that_is_killed_under_load_costs_no_request(folder: Path, start: Ca
         assert status.nodes[0].round_trip > 0
 
 
-def test_node_that_answers_late_joins(folder: Path, start: Callable[..., NodeProcess]) -> None:
+def test_node_that_answers_late_joins(
+    folder: Path, start: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is offered: after a cool-down one device would do, however late the other comes on a busy machine.
+    patient = partial(ControllerOptions, cooldown=10 * PATIENCE, short_cooldown=10 * PATIENCE)
+    monkeypatch.setattr("cotenant.app.lifecycle.ControllerOptions", patient)
     one = start("one")
     two = start("two")
     two.end()
