@@ -242,7 +242,7 @@ class Controller:
             return _Need(Cause.SLO, f"SLO violated: {', '.join(missed)}")
         if suspected:
             return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
-        if doubtful := self._watches.doubtful(self._slowdowns):
+        if doubtful := self._doubtful():
             why = f"{', '.join(doubtful)} may be as fast as others by now: no batch has told for a while"
             return _Need(Cause.LATENCY, why, SolveStep.REPLAN)
         if self._could_save(now):
@@ -276,6 +276,12 @@ class Controller:
         launching = min(self.options.keep_launches * self._lead.launch, self.options.longest_cooldown)
         return max(self._cooldown.seconds, launching)
 
+    def _doubtful(self) -> dict[str, float]:
+        """Return the models that are left out for being slow, where that may be over, each with what to count with."""
+        assert self._plan is not None
+        served = self._plan.rates().keys() | self._plan.split.keys()  # an application runs no batch of its own
+        return self._watches.doubtful(served, self._slowdowns)
+
     def _drift_matters(self, name: str) -> bool:
         """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
         return self._watches[name].slowdown.ratio > 1.0 or self._slowdowns.get(name, 1.0) > 1.0
@@ -306,7 +312,7 @@ class Controller:
             | self._plan.split.keys()
             | {name for name, watch in self._watches if watch.estimate.rate}
         )
-        counted = self._slowdowns | (doubtful := self._watches.doubtful(self._slowdowns))
+        counted = self._slowdowns | (doubtful := self._doubtful())
         for name in doubtful:  # should it be as slow as before, it is tried again later and later
             self._watches[name].patience = min(2 * self._watches[name].patience, self.options.longest_cooldown)
         slowdowns = {name: round(counted.get(name, 1.0) * self._watches.slowdown(name), 3) for name in names}

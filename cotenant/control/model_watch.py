@@ -36,7 +36,7 @@ class ModelWatch:
         self.patience = options.short_cooldown  # seconds without a batch after which its slowdown is doubted
         self._patience = options.short_cooldown
         self._unseen = self._seen = 0.0  # seconds without a batch, and with some
-        self._has_run = False  # applications never do
+        self._has_run = False
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
 
@@ -67,8 +67,9 @@ class ModelWatch:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether requests come and no batch has run for so long that nobody knows how slow they would be."""
-        return self._has_run and self._unseen >= self.patience and self.estimate.rate > 0
+        """Whether requests come and no batch has run for so long that nobody knows how slow they would be: since the
+        server started, where it began with a plan of the last run that leaves the model out."""
+        return self._unseen >= self.patience and self.estimate.rate > 0
 
     @property
     def demand(self) -> float:

@@ -84,12 +84,14 @@ class ModelWatches:
         ratio = watch.slowdown.shrunk_ratio(self.machine.shrunk_ratio(1.0))
         return ratio if abs(ratio - 1.0) > self._options.slowdowns.tolerance / 2 else 1.0
 
-    def doubtful(self, slowdowns: Mapping[str, float]) -> dict[str, float]:
-        """Return the models that a plan leaves out for being slow, where that may be over, and the slowdown to count
-        with instead: the largest of those that run. slowdowns: that the plan in force counts with."""
+    def doubtful(self, served: Collection[str], slowdowns: Mapping[str, float]) -> dict[str, float]:
+        """Return the models that the plan in force leaves out for being slow, where that may be over, and the slowdown
+        to count with instead: the largest of those that run. served: what the plan serves; without batches of such a
+        model, hardly anybody asks for it. slowdowns: that the plan counts with."""
         others = max([1.0, *(slowdowns.get(name, 1.0) for name, watch in self._watches.items() if watch.runs)])
         limit = others * (1 + self._options.slowdowns.tolerance)
-        return {name: others for name, watch in self if watch.is_doubtful and slowdowns.get(name, 1.0) > limit}
+        slow = {name for name, slowdown in slowdowns.items() if slowdown > limit}.difference(served)
+        return {name: others for name, watch in self if name in slow and watch.is_doubtful}
 
     def forget_attainment(self) -> None:
         """Forget which requests met their target: they were served by another plan."""

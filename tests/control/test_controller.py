@@ -33,8 +33,10 @@ from cotenant.control.adaptation import (
 from cotenant.control.controller import Controller
 from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
-from cotenant.core.plan import Partition, Placement
+from cotenant.core.plan import Partition, Placement, Plan
 from tests.control.controller_world import GPU, PERIOD, World, plan_of
+
+NOTHING = Plan(planner="hand", devices=())
 
 
 def test_constant_rate_changes_nothing() -> None:
@@ -248,30 +250,44 @@ def test_plan_that_counts_with_no_slowdown_since_nobody_would_be_served_stands_f
     assert world.controller.status().models["a"].slowdown == 1.0
 
 
+def left_out(short_cooldown: float = 10.0, cooldown: float = 60.0) -> World:
+    """A model that a plan leaves out since its batches took four times as long."""
+    world = World(short_cooldown=short_cooldown, cooldown=cooldown)
+    world.tell(Adopted(plan=NOTHING, rates={"a": 100.0}, slowdowns={"a": 4.0}))
+    return world
+
+
 def test_model_left_out_for_slow_batches_is_tried_again_later_and_later() -> None:
-    world = World(short_cooldown=10.0)
-    world.observe(100.0, 1.0)
-    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
-    for patience in (10.0, 20.0, 40.0):
+    world = left_out(short_cooldown=10.0)
+    for patience, served in ((10.0, 0.0), (20.0, 0.0), (40.0, 20.0), (10.0, 0.0)):  # as at first, once it was served
         since = world.now
         solve = world.solve(100.0, 60.0, runs=False)
         assert world.now - since == pytest.approx(patience, abs=2 * PERIOD)
         assert solve.slowdowns == {} and "may be as fast" in solve.reason
-        world.answer(solve, plan_of(1, 120.0), SolveStep.KEEP)
+        (roll,) = world.answer(solve, plan_of(1, 120.0))
+        world.rolled(roll)
+        assert world.observe(100.0, served) == []
         again = world.solve(100.0, 20.0, slower=4.0)  # it is as slow as before
         assert again.slowdowns["a"] == pytest.approx(4.0, abs=0.6)
-        world.answer(again, plan_of(1, 120.0), SolveStep.KEEP)
-    assert world.observe(100.0, 20.0, slower=4.0 / again.slowdowns["a"]) == []
-    since = world.now
-    world.solve(100.0, 60.0, runs=False)  # it was served for long, so that it is tried as soon as at first
-    assert world.now - since == pytest.approx(10.0, abs=2 * PERIOD)
+        (roll,) = world.answer(again, NOTHING)
+        world.rolled(roll)
 
 
 def test_model_left_out_that_nobody_asks_for_is_not_tried_again() -> None:
-    world = World(short_cooldown=10.0, cooldown=600.0)
-    world.observe(100.0, 1.0)
-    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0}, slowdowns={"a": 4.0}))
+    world = left_out(short_cooldown=10.0, cooldown=600.0)
     assert world.observe(0.0, 120.0, runs=False) == []
+
+
+@pytest.mark.parametrize("split", [{}, {"a": {"stage": 0.1}}])
+def test_slow_model_or_application_that_is_served_without_batches_is_no_reason_to_plan(
+    split: dict[str, dict[str, float]],
+) -> None:
+    world = World(short_cooldown=10.0)
+    plan = msgspec.structs.replace(NOTHING, split=split) if split else plan_of(1)
+    world.tell(Adopted(plan=plan, rates={"a": 1.0}, slowdowns={"a": 1.5}))
+    for _ in range(10):  # it is rarely asked for, but asked for
+        assert world.observe(2.0, PERIOD, runs=False) == []
+        assert world.observe(0.0, 15.0, runs=False) == []
 
 
 def test_fast_batches_are_no_reason_to_plan() -> None:
