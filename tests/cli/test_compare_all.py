@@ -15,13 +15,15 @@ def _without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_compare_shows_planners_problems_and_distances(program: Program) -> None:
-    said = program(*ASK)
+def test_compare_shows_planners_problems_and_distances_and_draws_them(program: Program, tmp_path: Path) -> None:
+    said = program(*ASK, "--plot", "study.svg")
     assert said.code == 0
     assert "planners on 2 problems: means and 95 % intervals" in said.out
     rows = [line.split()[0] for line in said.out.splitlines() if line.startswith(("geometry", "max"))]
     assert rows == ["geometry", "max"] * 2  # of both tables; the nearer to the bound is first
     assert "synthetic" in said.out
+    assert "wrote study.svg" in said.err
+    assert (tmp_path / "study.svg").read_text().startswith("<?xml")
 
 
 def test_compare_goes_on_from_the_results_of_an_earlier_run(program: Program, tmp_path: Path) -> None:
@@ -71,9 +73,3 @@ def test_compare_refuses_what_makes_no_sense(program: Program, tmp_path: Path) -
     said = program.refuses(*ASK, "--results", "other.jsonl")
     assert "other.jsonl:1: not a measurement of `cotenant compare`" in said
     assert "cannot draw a .txt" in program.refuses(*ASK, "--plot", "picture.txt")
-
-
-def test_compare_draws_a_picture(program: Program, tmp_path: Path) -> None:
-    said = program(*ASK, "--plot", "study.svg")
-    assert "wrote study.svg" in said.err
-    assert (tmp_path / "study.svg").read_text().startswith("<?xml")
