@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from cotenant.runtime.events import Reply
 from tests.k8s.eventually import eventually
 from tests.k8s.scaling.prometheus_server import pages, scraping
 
+LIMIT = 100.0  # seconds, for a machine with much to do
 RATE, LATENCY = 40.0, 0.035  # s, in the bucket from 0.02 to 0.05
 
 # As DCGM exporter 3 writes it on Kubernetes, of a whole GPU and of MIG instances, with what it cannot tell.
@@ -84,37 +85,56 @@ def repository(client: PrometheusClient, **options: Any) -> MetricRepository:
     return MetricRepository(client, **{"window": 5.0} | options)
 
 
-def play(folder: Path, scenario: Callable[[PrometheusClient], Awaitable[None]], *jobs: str) -> None:
-    """Run a scenario with a Prometheus that scrapes pages by these names: server, twice (the server by another job),
-    dcgm, exporter."""
+Scenario = Callable[[PrometheusClient], Awaitable[None]]
+Play = Callable[[Scenario], None]
 
-    async def main() -> None:
-        texts = {"server": Server().page, "dcgm": lambda: DCGM, "exporter": lambda: EXPORTER}
-        async with asyncio.timeout(100), pages(texts) as target:
-            scraped = {job: (target, "server" if job == "twice" else job) for job in jobs}
-            async with scraping(folder, scraped) as client:
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
+    """Run scenarios with one Prometheus, of devices alone: each would take five seconds until its first scrape."""
+    with asyncio.Runner() as runner:
+        texts = {"dcgm": lambda: DCGM, "exporter": lambda: EXPORTER}
+        stack = AsyncExitStack()
+
+        async def begin() -> PrometheusClient:
+            target = await stack.enter_async_context(pages(texts))
+            jobs = {name: (target, name) for name in texts}
+            return await stack.enter_async_context(scraping(tmp_path_factory.mktemp("prometheus"), jobs))
+
+        async def limited(scenario: Scenario) -> None:
+            async with asyncio.timeout(LIMIT):
                 await scenario(client)
+
+        try:
+            client = runner.run(begin())
+            yield lambda scenario: runner.run(limited(scenario))
+        finally:
+            runner.run(stack.aclose())
+
+
+def test_real_prometheus_tells_rates_and_latencies_of_our_own_metrics(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT), pages({"server": Server().page}) as target:
+            jobs = {"server": (target, "server"), "twice": (target, "server")}
+            async with scraping(tmp_path, jobs) as client:
+
+                async def filled() -> Observed | None:
+                    found = await repository(client).read()
+                    return found if found.rates.get("resnet") == pytest.approx(RATE, rel=0.15) else None
+
+                found: Observed = await eventually(filled)  # and not twice that, though two jobs scrape it
+                # What the docs give for Triton, whose names our server has, too; of one of the jobs.
+                triton = (
+                    'sum by (model) (rate({__name__=~"nv_inference_request_(success|failure)",job="server"}[$window]))'
+                )
+                assert (await repository(client, rates=triton).read()).rates["resnet"] == pytest.approx(RATE, rel=0.3)
+        assert found.latencies.keys() == {"resnet"} and 0.02 < found.latencies["resnet"] <= 0.05
+        assert found.rates.keys() <= {"resnet", "idle"} and found.devices == {} and found.utilisation is None
 
     asyncio.run(main())
 
 
-def test_real_prometheus_tells_rates_and_latencies_of_our_own_metrics(tmp_path: Path) -> None:
-    async def scenario(client: PrometheusClient) -> None:
-        async def filled() -> Observed | None:
-            found = await repository(client).read()
-            return found if found.rates.get("resnet") == pytest.approx(RATE, rel=0.15) else None
-
-        found: Observed = await eventually(filled)  # and not twice that, though two jobs scrape it
-        # What the docs give for Triton, whose names our server has, too; of one of the jobs.
-        triton = 'sum by (model) (rate({__name__=~"nv_inference_request_(success|failure)",job="server"}[$window]))'
-        assert (await repository(client, rates=triton).read()).rates["resnet"] == pytest.approx(RATE, rel=0.3)
-        assert found.latencies.keys() == {"resnet"} and 0.02 < found.latencies["resnet"] <= 0.05
-        assert found.rates.keys() <= {"resnet", "idle"} and found.devices == {} and found.utilisation is None
-
-    play(tmp_path, scenario, "server", "twice")
-
-
-def test_real_prometheus_tells_devices_by_the_names_of_dcgm_exporter(tmp_path: Path) -> None:
+def test_real_prometheus_tells_devices_by_the_names_of_dcgm_exporter(play: Play) -> None:
     async def scenario(client: PrometheusClient) -> None:
         async def filled() -> Observed | None:
             found = await repository(client).read()
@@ -136,14 +156,14 @@ def test_real_prometheus_tells_devices_by_the_names_of_dcgm_exporter(tmp_path: P
         assert found.utilisation == pytest.approx((0.5 + 0 + 0.25 + 0 + 0.5) / 5)
         assert found.rates == {}  # not known, which is not 0
 
-    play(tmp_path, scenario, "dcgm", "exporter")
+    play(scenario)
 
 
 def test_real_prometheus_forgets_what_is_stale(tmp_path: Path) -> None:
     """Series of a target that is gone end within the window, long before Prometheus' own five minutes."""
 
     async def main() -> None:
-        async with asyncio.timeout(100), pages({"server": Server().page}) as target, AsyncExitStack() as node:
+        async with asyncio.timeout(LIMIT), pages({"server": Server().page}) as target, AsyncExitStack() as node:
             gone = await node.enter_async_context(pages({"dcgm": lambda: DCGM}))
             async with scraping(tmp_path, {"server": (target, "server"), "dcgm": (gone, "dcgm")}) as client:
                 known = repository(client, window=2.0)
@@ -163,7 +183,7 @@ def test_real_prometheus_forgets_what_is_stale(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_real_prometheus_refuses_a_query_that_is_none(tmp_path: Path) -> None:
+def test_real_prometheus_refuses_a_query_that_is_none(play: Play) -> None:
     async def scenario(client: PrometheusClient) -> None:
         with pytest.raises(PrometheusError, match=r"does not answer sum\( \(400\): bad_data: .*parse error"):
             await repository(client, rates="sum(").read()
@@ -173,10 +193,10 @@ def test_real_prometheus_refuses_a_query_that_is_none(tmp_path: Path) -> None:
             await repository(client, rates="up").read()
         assert await client.query("up * NaN") == () == await client.query("up / 0")
 
-    play(tmp_path, scenario, "exporter")
+    play(scenario)
 
 
-def test_only_rates_have_to_be_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_rates_have_to_be_told(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     """What enters no decision may fail, in the query or in what it answers with, and is said once."""
     rates = "label_replace(vector(3), 'model', 'a', '', '')"
 
@@ -192,7 +212,7 @@ def test_only_rates_have_to_be_told(tmp_path: Path, caplog: pytest.LogCaptureFix
             caplog.clear()
 
     with caplog.at_level(logging.WARNING):
-        play(tmp_path, scenario, "exporter")
+        play(scenario)
 
 
 def samples(**values: float) -> list[Sample]:
