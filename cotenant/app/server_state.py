@@ -158,7 +158,7 @@ async def kept(
     current: Callable[[], Learnt | None],
     corrections: ProfileCorrections | None = None,
 ) -> AsyncIterator[None]:
-    """Within the block, store what has changed now and then, and at its end.
+    """Within the block, store what has changed at its beginning, now and then, and at its end.
 
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
     nothing.
@@ -178,8 +178,8 @@ async def kept(
 
     async def watch() -> None:
         while True:
+            await store()  # at once: a standby may have to go on with this plan any moment
             await asyncio.sleep(PERIOD)
-            await store()
 
     task = asyncio.create_task(watch())
     try:

@@ -138,6 +138,19 @@ def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypa
     asyncio.run(main())
 
 
+def test_state_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby may have to go on with the plan before the server that made it has looked again."""
+    monkeypatch.setattr(server_state, "PERIOD", 1e6)
+    file, learnt = StateFile(tmp_path / "state.sqlite"), learnt_of(Plan(planner="none"))
+
+    async def main() -> None:
+        async with asyncio.timeout(60), kept(file, lambda: "a", lambda: learnt):
+            while file.load("a") != learnt:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
 def test_state_is_stored_under_its_new_key_where_profiles_alone_have_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
