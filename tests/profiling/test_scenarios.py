@@ -75,7 +75,8 @@ def test_offline_has_all_samples_wait_and_batches_full() -> None:
 
 
 def test_server_finds_a_rate_below_offline_that_keeps_the_target() -> None:
-    offline, loose, tight = result(OFFLINE), result(SERVER, target=0.2), result(SERVER, target=0.04)
+    offline = result(OFFLINE)
+    loose, tight = (result(SERVER, target=target, seconds=3) for target in (0.2, 0.04))
     assert loose.rate is not None and tight.rate is not None
     assert 0.2 * offline.samples_per_s < tight.rate < loose.rate < offline.samples_per_s
     assert tight.latencies[-1] <= 0.04 < loose.latencies[-1] <= 0.2
