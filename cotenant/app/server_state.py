@@ -103,6 +103,8 @@ class StateFile:
             return None
         try:
             with contextlib.closing(self._connect()) as database:
+                if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone() is None:
+                    return None  # a full disk left the file empty
                 row = database.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
             return None if row is None else _decode(row[0])
         except sqlite3.OperationalError as error:  # locked, or not to be opened: the file may well be sound

@@ -150,9 +150,10 @@ class JobService:
             raise InvalidError(str(error)) from None
         driver.feed(JobSubmitted(job))
         if not await asyncio.to_thread(records.flush):
+            reason = f"it cannot be stored: {self._problem()}"
             if self._driver is driver:
-                driver.feed(JobCancelAsked(job.id))
-            raise UnavailableError(f"job {job.id!r} is rejected: it cannot be stored: {self._problem()}")
+                driver.feed(JobCancelAsked(job.id, f"rejected: {reason}"))
+            raise UnavailableError(f"job {job.id!r} is rejected: {reason}")
         return next(status for status in driver.statuses() if status.job.id == job.id)  # even if detached since
 
     def pause(self, id: JobId) -> JobStatus:

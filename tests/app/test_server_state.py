@@ -100,6 +100,13 @@ def test_server_plans_with_corrected_profiles_after_a_restart(tmp_path: Path) ->
     asyncio.run(main())
 
 
+def test_state_file_that_a_full_disk_left_empty_holds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "state.sqlite").touch()
+    file = StateFile(tmp_path / "state.sqlite")
+    assert file.load("key") is None and file.corrections() == {}
+    assert file.problem == "" and caplog.text == ""
+
+
 def test_broken_state_is_put_aside_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = sample_deployment(repository(tmp_path / "models"))
     path = tmp_path / "state.sqlite"

@@ -12,6 +12,8 @@ from cotenant.core.identity import DeviceId
 from cotenant.core.job import Job, JobId, JobInterference, JobStatus
 from cotenant.core.units import WHOLE
 
+CANCELLED = "cancelled by its owner"
+
 
 class StoredJob(msgspec.Struct, frozen=True):
     """Hold what outlives the server. failures: attempts that count against the job's retries. cancelled: its owner has
@@ -59,9 +61,10 @@ class JobResumeAsked(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobCancelAsked(msgspec.Struct, frozen=True, tag=True):
-    """Ask for a job to end: it is told, and killed after its grace."""
+    """Ask for a job to end: it is told, and killed after its grace. reason: for people."""
 
     id: JobId
+    reason: str = CANCELLED
 
 
 # From the driver of job processes. It answers each `StartJob` by exactly one `JobRefused`, or by `JobExited` once

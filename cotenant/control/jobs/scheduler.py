@@ -16,6 +16,7 @@ import math
 import msgspec
 
 from cotenant.control.jobs.events import (
+    CANCELLED,
     DeadlineMissed,
     DevicesObserved,
     ForgetJob,
@@ -54,7 +55,6 @@ from cotenant.core.units import show_memory, show_seconds
 from cotenant.errors import ConfigError
 
 PAUSED = "paused by its owner"
-CANCELLED = "cancelled by its owner"
 
 
 class JobScheduler:
@@ -119,8 +119,8 @@ class JobScheduler:
                 self._pause(id)
             case JobResumeAsked(id):
                 self._resume(id)
-            case JobCancelAsked(id):
-                return self._cancel(id, now)
+            case JobCancelAsked(id, reason):
+                return self._cancel(id, reason, now)
             case JobPlaced():
                 return self._placed(event, now)
             case JobInterfered(id, interference):
@@ -152,13 +152,13 @@ class JobScheduler:
             record.state = JobState.RUNNING if record.process else JobState.QUEUED
             record.reason = "waits until it is started again"
 
-    def _cancel(self, id: JobId, now: float) -> list[JobCommand]:
+    def _cancel(self, id: JobId, reason: str, now: float) -> list[JobCommand]:
         record = self._jobs.get(id)
         if record is None:
             return []
         if not record.process:
-            return self._end(record, JobState.CANCELLED, CANCELLED, now)
-        commands = self._tell(record, CANCELLED, now, cancels=True)
+            return self._end(record, JobState.CANCELLED, reason, now)
+        commands = self._tell(record, reason, now, cancels=True)
         record.state = JobState.RUNNING  # one that is paused, too, has to save what it has
         return commands
 
@@ -251,10 +251,10 @@ class JobScheduler:
         record = self._current(id, attempt)
         if record is None:
             return []
-        cancelled = record.stop is not None and record.stop.cancels
+        stop = record.stop
         self._leave(record)
-        if cancelled:
-            return self._end(record, JobState.CANCELLED, CANCELLED, now)
+        if stop is not None and stop.cancels:
+            return self._end(record, JobState.CANCELLED, stop.reason, now)
         record.refusals += 1
         record.due = now + self.options.delay(record.refusals)
         self._requeue(record, f"waits for a process: {reason}")
