@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from cotenant.worker.repository import ENSEMBLE, Config, Entry, Use, describe, s
 logger = logging.getLogger(__name__)
 
 NOTHING_KEPT = KeptModels()
+MAX_REASONS = 5  # of an error that names the models that cannot be served
 Entries = dict[str, Entry]  # of the repository, by the model's name
 Broken = dict[str, str]  # models that cannot be served, with the reason
 
@@ -183,7 +185,9 @@ class DeploymentBuilder:
         profiles = {**kept.profiles, **measured}
         self._add_ensembles(wanted, served, broken)
         if not served and (names is None or names):
-            reasons = "".join(f"; {name}: {reason}" for name, reason in broken.items())
+            reasons = "".join(f"; {name}: {reason}" for name, reason in itertools.islice(broken.items(), MAX_REASONS))
+            if len(broken) > MAX_REASONS:
+                reasons += f"; and {len(broken) - MAX_REASONS} more"
             raise ConfigError(
                 f"no model in {str(self._settings.model_repository)!r} can be served; build some with"
                 f" `cotenant examples`{reasons}"

@@ -96,7 +96,8 @@ def read_interference(value: Any, place: str, folder: Path) -> PredictorChoice:
     if entry.factor is not None:
         raise ConfigError(f"{place}: {entry.model!r} takes no factor, unlike a margin; leave it out")
     if entry.fit is None:
-        raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {EXAMPLE}")
+        example = EXAMPLE.replace("gaussian-process", entry.model)
+        raise ConfigError(f"{place}: {entry.model!r} has to be fitted to samples of pairs: {example}")
     if entry.quantile is not None and entry.model not in QUANTILES:
         raise ConfigError(
             f"{place}: {entry.model!r} knows no quantiles; leave it out, or use {check_exclusive(QUANTILES)}"

@@ -42,17 +42,18 @@ class InterferenceObserver:
         now: float,
         alone: float,
         others: Mapping[LaneId, float | None],
-        lent: bool = False,
+        unlike_planned: bool = False,
     ) -> None:
         """Take note of a batch that has ended. since, now: when it began and ended. alone: its profiled latency, in
         seconds.
 
         others: the other lanes of its device, with the time since when each is running a batch, None for an idle one.
-        lent: it ran on more than its share. Such a batch says nothing about shares, nor do batches beside it.
+        unlike_planned: it ran on more than its share, or while its worker warmed up. Such a batch says nothing about
+        shares, nor do batches beside it.
         """
-        self._ended[lane].append((since, now, lent))
+        self._ended[lane].append((since, now, unlike_planned))
         self._last[lane] = load
-        if lent or any(self._was_lent(other, since) for other in others):
+        if unlike_planned or any(self._was_unlike_planned(other, since) for other in others):
             return
         colocated = []
         for other, begun in others.items():
@@ -74,12 +75,12 @@ class InterferenceObserver:
         for run in rarest:
             del self._together[run], self._alone[run]
 
-    def _was_lent(self, lane: LaneId, since: float) -> bool:
-        """Tell whether a lane ran a batch on more than its share that has ended since then."""
-        for _, ended, lent in reversed(self._ended[lane]):
+    def _was_unlike_planned(self, lane: LaneId, since: float) -> bool:
+        """Tell whether a batch of a lane that was unlike planned has ended since then."""
+        for _, ended, unlike_planned in reversed(self._ended[lane]):
             if ended <= since:
                 return False
-            if lent:
+            if unlike_planned:
                 return True
         return False
 

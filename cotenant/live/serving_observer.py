@@ -98,11 +98,13 @@ class ServingObserver:
         self.models[model].ran(lane, partition, rows, predicted, seconds, timing, alone=alone)
         if timing.warming_up:
             self._warming_up.add(lane.device)
-        elif facts.co_located:
+        if facts.co_located:
             load = Load(model, lane.device.kind, rows, facts.share)
             others = {name: self._busy_since(name) for name in facts.co_located}
-            lent = timing.lent > 0
-            self._interference.ran(lane, load, since=since, now=ended, alone=alone, others=others, lent=lent)
+            unlike_planned = timing.lent > 0 or timing.warming_up
+            self._interference.ran(
+                lane, load, since=since, now=ended, alone=alone, others=others, unlike_planned=unlike_planned
+            )
 
     def _facts(self, lane: LaneId) -> _LaneFacts:
         """Return what the plan in force says of a lane, which is asked with every batch."""

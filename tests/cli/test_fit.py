@@ -64,7 +64,10 @@ def test_plan_with_a_quantile_uses_it(program: Program, folder: Path) -> None:
         ),
         ('{ model = "linear", fit = "ours.json" }', "ours.json: is a fitted 'gaussian-process', not 'linear'"),
         ('{ model = "gaussian-process", factor = 1.2 }', "'gaussian-process' takes no factor"),
-        ('{ model = "gaussian-process" }', "'gaussian-process' has to be fitted to samples of pairs"),
+        (
+            '{ model = "linear" }',
+            '\'linear\' has to be fitted to samples of pairs: { model = "linear", fit = "pairs.csv" }',
+        ),
         ('{ model = "magic" }', "interference.model: 'magic' is unknown; use"),
         ('{ model = "gaussian-process", fits = "x" }', "interference: Object contains unknown field `fits`"),
         ('{ model = "gaussian-process", fit = "absent.csv" }', "absent.csv: cannot be read"),

@@ -231,6 +231,15 @@ def test_plan_with_unserved_rates_shows_them(program: Program, folder: Path) -> 
     assert Plan.from_json(program("plan", "problem.toml", "--json").out.encode()).unserved == {"identity": 100}
 
 
+def test_repository_without_a_model_names_the_first_few_folders_and_counts_the_others(
+    program: Program, folder: Path
+) -> None:
+    for number in range(8):
+        (folder / "cache" / f"m{number}").mkdir(parents=True)
+    said = program.refuses("plan", "cache")
+    assert "; m4: " in said and "m5" not in said and said.rstrip().endswith("; and 3 more")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

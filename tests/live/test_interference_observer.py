@@ -72,7 +72,7 @@ def test_too_many_combinations_forget_the_rarest(monkeypatch: pytest.MonkeyPatch
 def test_batch_that_was_lent_more_than_its_share_is_no_sample_nor_is_one_beside_it() -> None:
     beside = InterferenceObserver()
     for i in range(2 * MIN_BATCHES):
-        beside.ran(LANE_B, B, since=i, now=i + 0.5, alone=0.5, others={LANE_A: i - 0.5}, lent=True)
+        beside.ran(LANE_B, B, since=i, now=i + 0.5, alone=0.5, others={LANE_A: i - 0.5}, unlike_planned=True)
         beside.ran(LANE_A, A, since=i, now=i + 1, alone=0.5, others={LANE_B: i + 0.5})
     assert beside.samples() == []
     for i in range(10 * MIN_BATCHES, 11 * MIN_BATCHES):  # all as before, on its share

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from cotenant.core.identity import LaneId
-from cotenant.live.serving_observer import ServingObserver
+from cotenant.live.interference_observer import MIN_BATCHES
+from cotenant.live.serving_observer import ServingObserver, _LaneFacts
 from cotenant.live.serving_state import ServingState
 from cotenant.live.statistics import ModelCounts
 from cotenant.worker.wire import Timing
@@ -20,3 +23,24 @@ def test_all_lanes_of_a_device_warm_up_with_one_until_it_has_said_so_no_more() -
         observer.ran(lanes[1], "a", 1, 0.0, 0.1, timing)
         assert observer.take_warming_up() == expected
         assert observer.take_warming_up() == []
+
+
+@pytest.mark.parametrize("warming_up", [True, False])
+def test_batches_beside_a_worker_that_warms_up_say_nothing_of_interference(
+    monkeypatch: pytest.MonkeyPatch, warming_up: bool
+) -> None:
+    lanes = [LaneId.parse(lane) for lane in ("gpu-0/0", "gpu-0/1")]
+    state = ServingState(cast(Any, None))
+    state.lanes = {lane: cast(Any, None) for lane in lanes}
+    observer = ServingObserver(state, lambda lane: None)
+    facts = {
+        lane: _LaneFacts(observer.partitions.of(lane), 500, (other,), {}, {"a": (1.0,)})
+        for lane, other in zip(lanes, reversed(lanes), strict=True)
+    }
+    monkeypatch.setattr(observer, "_facts", facts.get)
+    observer.models["a"] = ModelCounts("a", "1")
+    for begun in range(2 * MIN_BATCHES):
+        for lane in lanes:
+            timing = Timing(0, 0, 0, 0, 0, 0, warming_up=warming_up and lane == lanes[1])
+            observer.ran(lane, "a", 1, begun, begun + 1.0, timing)
+    assert [sample.victim.model for sample in observer.samples()] == ([] if warming_up else ["a"])
