@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +77,7 @@ def fit(
     json: Json = False,
 ) -> None:
     """Fit an interference predictor to samples of co-located runs, or compare predictors on them."""
+    logging.getLogger("flaml.tune").setLevel(logging.WARNING)  # it advises on options that nobody here chooses
     for name in model or ():
         if name not in PREDICTORS:
             raise ConfigError(f"--model {name}: unknown; available: {', '.join(PREDICTORS)}")

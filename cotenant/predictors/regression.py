@@ -9,7 +9,6 @@ a linear model that is more robust to few samples.
 from __future__ import annotations
 
 import functools
-import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -244,7 +243,6 @@ def fit_automl(rows: Matrix, targets: Matrix, *, seed: int, effort: int) -> Regr
     """
     from flaml import AutoML
 
-    logging.getLogger("flaml").setLevel(logging.WARNING)  # it advises on options that nobody here chooses
     search = AutoML()
     search.fit(
         rows,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,12 @@ def test_fit_compare_shows_errors(program: Program, folder: Path) -> None:
     assert (folder / "errors.svg").stat().st_size
     verdicts = json.loads(program(*arguments, "--json").out)
     assert [verdict["predictor"] for verdict in verdicts] == ["linear", "linear"]
+
+
+def test_fit_keeps_what_flaml_advises_its_own_users_from_those_of_fit(program: Program, folder: Path) -> None:
+    importlib.import_module("flaml")  # which says what its loggers tell
+    assert program("fit", "nowhere.csv").code == 1
+    assert logging.getLogger("flaml.tune.searcher.flow2").getEffectiveLevel() == logging.WARNING
 
 
 @pytest.mark.parametrize(
