@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 MEMORY = 2000.0  # requests that are remembered, about: older ones are forgotten exponentially
+INTERVALS = 40.0  # that are remembered at least: by a few, misses that come together are not told from chance
 LEAST = 100.0  # requests that tell anything
 DEVIATIONS = 4.0  # standard deviations of a binomial count that chance may account for
 CLUSTER_DEVIATIONS = 2.5  # the same of a count of misses that come together, interval by interval
@@ -26,7 +27,7 @@ class AttainmentMonitor:
 
     def observe(self, stayed: int, within_target: int) -> None:
         """Take the requests of the last interval."""
-        kept = math.exp(-stayed / MEMORY)
+        kept = math.exp(-min(stayed / MEMORY, 1.0 / INTERVALS))
         self._stayed = self._stayed * kept + stayed
         self._within = self._within * kept + within_target
         self._squares = self._squares * kept + (stayed - within_target) ** 2

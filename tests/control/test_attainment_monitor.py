@@ -43,6 +43,18 @@ def test_slo_that_is_missed_all_the_time_is_noticed_within_seconds() -> None:
     assert monitor.missed(0.99)
 
 
+def test_slo_of_many_requests_that_is_missed_by_little_is_noticed() -> None:
+    """What few intervals hold of them would all be taken for misses that come together."""
+    rng = np.random.default_rng(0)
+    monitor = AttainmentMonitor()
+    for _ in range(200):
+        monitor.observe(200, int(rng.binomial(200, 0.99)))
+        assert not monitor.missed(0.99)
+    for _ in range(60):
+        monitor.observe(200, int(rng.binomial(200, 0.96)))
+    assert monitor.missed(0.99)
+
+
 def test_few_requests_say_nothing() -> None:
     monitor = AttainmentMonitor()
     assert monitor.value is None
