@@ -9,12 +9,16 @@ from cotenant.cli.output import aside, show_json
 def reload(
     address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """Make a server reload its configuration and roll out the new plan. Waits until that is done."""
+    """Make a server reload its configuration and roll out the new plan. Waits until that is done, and says what the
+    plan leaves unserved."""
     from cotenant.cli.client import endpoint, fetch_status, post
+    from cotenant.core.plan import Plan
+    from cotenant.render.plan_table import unserved_lines
 
     server = endpoint(address, token_file, ca_file)
     post(server, "/cotenant/reload", timeout=None)
+    status = fetch_status(server)
     if json:
-        show_json(fetch_status(server).rollout)
+        show_json(status.rollout)
     else:
-        aside.print("configuration reloaded", highlight=False)
+        aside.print("configuration reloaded", *unserved_lines(Plan.from_json(status.plan)), sep="\n", highlight=False)

@@ -66,10 +66,10 @@ def plan_table(plan: Plan, models: Iterable[Model] = ()) -> RenderableType:
         rows.add_row(Text(more_devices(groups), style="dim"))
     if any(group.count > 1 for group in groups):
         rows.caption = "N x: that many equal devices; the figures are per device"
-    return Group(Text(title), rows, *_unserved(plan))
+    return Group(Text(title), rows, *unserved_lines(plan))
 
 
-def _unserved(plan: Plan) -> list[Text]:
+def unserved_lines(plan: Plan) -> list[Text]:
     """Return a line of what a plan leaves unserved, if there is anything."""
     left = ", ".join(f"{model} {show_rate(rate)}" for model, rate in plan.unserved.items())
     return [Text.assemble(("unserved", "bold red"), f", requests/s: {left}")] if left else []

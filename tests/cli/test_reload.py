@@ -68,3 +68,5 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
         assert (rollout["last"][0]["reason"], rollout["last"][0]["outcome"]) == ("reload", "completed")
         assert "rejected" not in program("status", "-a", server.address).out
         assert server.works()
+        file.write_text(first.replace("rate = 20", "rate = 1e7"))
+        assert program(*command).err.startswith("configuration reloaded\nunserved, requests/s: identity 99")
