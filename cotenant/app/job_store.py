@@ -185,8 +185,11 @@ class JobStore:
         return self.folder / id
 
     def flush(self, seconds: float = CLOSING) -> bool:
-        """Wait until all is written, or something cannot be; return whether it is. Blocks."""
+        """Try at once to write what could not be, and wait until all is written, or something cannot be; return whether
+        it is. Blocks."""
         with self._changed:
+            self._failing = False
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not (self._rows or self._writing) or self._failing, seconds)
             return not (self._rows or self._writing)
 
@@ -225,7 +228,7 @@ class JobStore:
                 if closing and not (written and self._rows):
                     return
                 if not written:
-                    self._changed.wait_for(lambda: self._closing, RETRY)
+                    self._changed.wait_for(lambda: self._closing or not self._failing, RETRY)
 
     def _write(self, rows: dict[JobId, StoredJob | None], number: int) -> bool:
         try:
