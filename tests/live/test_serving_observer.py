@@ -29,13 +29,13 @@ def test_all_lanes_of_a_device_warm_up_with_one_until_it_has_said_so_no_more() -
 def test_batches_beside_a_worker_that_warms_up_say_nothing_of_interference(
     monkeypatch: pytest.MonkeyPatch, warming_up: bool
 ) -> None:
-    lanes = [LaneId.parse(lane) for lane in ("gpu-0/0", "gpu-0/1")]
+    lanes = [LaneId.parse(lane) for lane in ("gpu-0/0", "gpu-0/1", "gpu-0/2")]
     state = ServingState(cast(Any, None))
     state.lanes = {lane: cast(Any, None) for lane in lanes}
     observer = ServingObserver(state, lambda lane: None)
     facts = {
-        lane: _LaneFacts(observer.partitions.of(lane), 500, (other,), {}, {"a": (1.0,)})
-        for lane, other in zip(lanes, reversed(lanes), strict=True)
+        lane: _LaneFacts(observer.partitions.of(lane), 500, tuple(set(lanes) - {lane}), {}, {"a": (1.0,)})
+        for lane in lanes
     }
     monkeypatch.setattr(observer, "_facts", facts.get)
     observer.models["a"] = ModelCounts("a", "1")
@@ -43,4 +43,4 @@ def test_batches_beside_a_worker_that_warms_up_say_nothing_of_interference(
         for lane in lanes:
             timing = Timing(0, 0, 0, 0, 0, 0, warming_up=warming_up and lane == lanes[1])
             observer.ran(lane, "a", 1, begun, begun + 1.0, timing)
-    assert [sample.victim.model for sample in observer.samples()] == ([] if warming_up else ["a"])
+    assert [sample.victim.model for sample in observer.samples()] == ([] if warming_up else ["a", "a"])
