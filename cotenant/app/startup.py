@@ -65,14 +65,16 @@ async def prepare_deployment(builder: DeploymentBuilder, models: Collection[str]
 
 
 async def _planned(builder: DeploymentBuilder, described: Deployment, load: MachineLoad | None) -> Prepared:
-    """Plan for batches as slow as other programs make them, unless that leaves a model unserved which would be served
-    on a quiet machine: its answers may be late, but there are some."""
+    """Plan for batches as slow as other programs make them, unless that leaves more of a model unserved than on a quiet
+    machine: its answers may be late, but there are some."""
     slowdowns = slowdowns_under(load, builder.measured_profiles(described))
     planned = await builder.planned(described, slowdowns)
     text = "" if load is None or not load.busy else describe_load(load, slowdowns)
-    if slowdowns and (late := planned.plan.unserved):
-        planned = await builder.planned(described)
-        text += f"; no share left would keep the targets of {', '.join(late)} beside them"
+    if slowdowns and (missing := planned.plan.unserved):
+        quiet = await builder.planned(described)
+        if late := [name for name, rate in missing.items() if quiet.plan.unserved.get(name, 0.0) < rate]:
+            planned = quiet
+            text += f"; no share left would keep the targets of {', '.join(late)} beside them"
     if text:
         logger.warning("%s", text)
     return Prepared(planned)

@@ -252,6 +252,19 @@ def test_busy_machine_does_not_cost_a_model_its_place(
     assert "no share left would keep the targets of identity, lookup beside them" in caplog.text
 
 
+def test_target_that_no_machine_keeps_is_not_blamed_on_other_programs(
+    measured: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: BUSY)
+    impossible = [
+        msgspec.structs.replace(model, slo=1e-6 if model.name == "lookup" else model.slo) for model in measured.models
+    ]
+    start = prepared(msgspec.structs.replace(measured, models=tuple(impossible)))
+    assert start.deployment.slowdowns == {"identity": 2.0, "lookup": 2.0}
+    assert start.deployment.plan.unserved.keys() == {"lookup"}
+    assert "batches take 2.0 x as profiled" in caplog.text and "beside them" not in caplog.text
+
+
 def test_given_profiles_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: BUSY)
     assert prepared(settings_of(tmp_path)).deployment.slowdowns == {}
