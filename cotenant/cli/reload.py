@@ -9,8 +9,7 @@ from cotenant.cli.output import aside, show_json
 def reload(
     address: ServerAddress = LOCAL, json: Json = False, token_file: TokenFile = None, ca_file: CaFile = None
 ) -> None:
-    """Make a server reload its configuration and roll out the new plan. Waits until that is done, and says what the
-    plan leaves unserved."""
+    """Make a server reload its configuration and roll out the new plan. Waits until that is done."""
     from cotenant.cli.client import endpoint, fetch_status, post
     from cotenant.core.plan import Plan
     from cotenant.render.plan_table import unserved_lines
