@@ -133,6 +133,7 @@ def test_seeded_faults_apply_to_the_tree() -> None:
     assert faults
     for fault in faults:
         fault.applied((DOCS.parent / fault.file).read_text())  # raises where its line is not there once
+        assert all((DOCS.parent / tests.partition("::")[0]).exists() for tests in fault.guards()), fault
 
 
 def _exists(module: Path) -> bool:
