@@ -279,8 +279,11 @@ class Controller:
     def _doubtful(self) -> dict[str, float]:
         """Return the models that are left out for being slow, where that may be over, each with what to count with."""
         assert self._plan is not None
-        served = self._plan.rates().keys() | self._plan.split.keys()  # an application runs no batch of its own
-        return self._watches.doubtful(served, self._slowdowns)
+        if not (doubtful := self._watches.doubtful(self._slowdowns)):
+            return {}
+        # Without batches of what is served, hardly anybody asks for it; and an application runs none of its own.
+        served = self._plan.rates().keys() | self._plan.split.keys()
+        return {name: slowdown for name, slowdown in doubtful.items() if name not in served}
 
     def _drift_matters(self, name: str) -> bool:
         """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
@@ -314,7 +317,7 @@ class Controller:
         )
         counted = self._slowdowns | (doubtful := self._doubtful())
         for name in doubtful:  # should it be as slow as before, it is tried again later and later
-            self._watches[name].patience = min(2 * self._watches[name].patience, self.options.longest_cooldown)
+            self._watches[name].pause.tried()
         slowdowns = {name: round(counted.get(name, 1.0) * self._watches.slowdown(name), 3) for name in names}
         solve = Solve(
             number=self._numbers,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from cotenant.control.adaptation import BatchLatency
 from cotenant.control.attainment_monitor import AttainmentMonitor
 from cotenant.control.burst_monitor import BurstMonitor
 from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.pause_monitor import PauseMonitor
 from cotenant.control.profile_monitor import ProfileMonitor
 from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.rate_monitor import RateEstimate, RateMonitor
@@ -33,10 +33,7 @@ class ModelWatch:
         )
         self.expected = 0.0  # requests/s when a plan that is made now will be in force; 0 where no rise is seen
         self.headroom = options.headroom
-        self.patience = options.short_cooldown  # seconds without a batch after which its slowdown is doubted
-        self._patience = options.short_cooldown
-        self._unseen = self._seen = 0.0  # seconds without a batch, and with some
-        self._has_run = False
+        self.pause = PauseMonitor(options.short_cooldown, options.longest_cooldown)
         self._deviations = options.deviations
         self._peaks: deque[tuple[float, float]] = deque()  # (time, rate wanted), falling: those of the last cool-down
 
@@ -49,27 +46,6 @@ class ModelWatch:
             self._forecast.observe(count, seconds, self.estimate)
             # Where requests come in bursts, a rise is one of them.
             self.expected = self._forecast.expected(ahead) if not self.bursts.needed else 0.0
-
-    def observe_batches(self, batches: BatchLatency | None, seconds: float) -> None:
-        """Take the batches of the last interval; None where there were none."""
-        if batches is None:
-            self._unseen, self._seen = self._unseen + seconds, 0.0
-            return
-        self._has_run = True
-        self._unseen, self._seen = 0.0, self._seen + seconds
-        if self._seen > self._patience:
-            self.patience = self._patience
-
-    @property
-    def runs(self) -> bool:
-        """Whether batches ran of late."""
-        return self._has_run and self._unseen < self._patience
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether requests come and no batch has run for so long that nobody knows how slow they would be: since the
-        server started, where it began with a plan of the last run that leaves the model out."""
-        return self._unseen >= self.patience and self.estimate.rate > 0
 
     @property
     def demand(self) -> float:

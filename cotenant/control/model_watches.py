@@ -58,7 +58,7 @@ class ModelWatches:
             watch = self[name]
             watch.observe_arrivals(_count(seen.offered.get(name, 0)), seen.seconds, horizon.ahead)
             watch.raise_peak(now, watch.demand, horizon.since)
-            watch.observe_batches(seen.latencies.get(name), seen.seconds)
+            watch.pause.observe(seen.seconds, ran=name in seen.latencies)
             if name not in disturbed:
                 watch.slowdown.observe(seen.latencies.get(name), seen.seconds)
                 watch.attainment.observe(_count(seen.stayed.get(name, 0)), _count(seen.within_target.get(name, 0)))
@@ -84,14 +84,16 @@ class ModelWatches:
         ratio = watch.slowdown.shrunk_ratio(self.machine.shrunk_ratio(1.0))
         return ratio if abs(ratio - 1.0) > self._options.slowdowns.tolerance / 2 else 1.0
 
-    def doubtful(self, served: Collection[str], slowdowns: Mapping[str, float]) -> dict[str, float]:
-        """Return the models that the plan in force leaves out for being slow, where that may be over, and the slowdown
-        to count with instead: the largest of those that run. served: what the plan serves; without batches of such a
-        model, hardly anybody asks for it. slowdowns: that the plan counts with."""
-        others = max([1.0, *(slowdowns.get(name, 1.0) for name, watch in self._watches.items() if watch.runs)])
+    def doubtful(self, slowdowns: Mapping[str, float]) -> dict[str, float]:
+        """Return the models that requests come for, of which no batch has run for long, and that would be slower than
+        those that run, each with the slowdown of the slowest of these. slowdowns: that the plan in force counts
+        with."""
+        if not slowdowns:
+            return {}
+        others = max([1.0, *(slowdowns.get(name, 1.0) for name, watch in self._watches.items() if watch.pause.runs)])
         limit = others * (1 + self._options.slowdowns.tolerance)
-        slow = {name for name, slowdown in slowdowns.items() if slowdown > limit}.difference(served)
-        return {name: others for name, watch in self if name in slow and watch.is_doubtful}
+        pausing = [name for name, watch in self if watch.pause.is_long and watch.estimate.rate > 0]
+        return {name: others for name in pausing if slowdowns.get(name, 1.0) > limit}
 
     def forget_attainment(self) -> None:
         """Forget which requests met their target: they were served by another plan."""
