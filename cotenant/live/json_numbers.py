@@ -74,7 +74,7 @@ def _check_rows(text: memoryview) -> None:
 
 
 def _list_of(level: int, count: int) -> bytes:
-    return b"[%b]" % b",".join([b"%c" % level] * count)
+    return b"[%b%c]" % (b"%c," % level * (count - 1), level)
 
 
 def _lists_of_rows(text: memoryview) -> bytes:

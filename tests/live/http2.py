@@ -82,7 +82,7 @@ class Wire:
         self.loop.run_until_complete(self._turns())
 
     async def _turns(self) -> None:
-        for _ in range(12):
+        for _ in range(32):
             await asyncio.sleep(0)
 
     def say(self, *data: bytes) -> list[tuple[int, int, int, bytes]]:

@@ -14,7 +14,20 @@ from cotenant.live.grpc import frames
 from cotenant.live.grpc.call import Call
 from cotenant.live.grpc.frames import ErrorCode, frame
 from cotenant.live.grpc.misuse import MAX_RAPID, MAX_SETTINGS
-from tests.live.http2 import END, HELLO, INFER, LAST, WHOLE, Transport, Wire, block, call, length, message, raw
+from tests.live.http2 import (
+    END,
+    HELLO,
+    INFER,
+    LAST,
+    WHOLE,
+    Transport,
+    Wire,
+    block,
+    call,
+    length,
+    message,
+    raw,
+)
 
 HEAD = frame(frames.HEADERS, WHOLE, 1, block())
 OPEN = HEAD  # a stream whose caller has more to send
@@ -259,6 +272,43 @@ def test_many_small_answers_go_out_within_a_turn(wire: Wire) -> None:
     wire.protocol.data_received(frame(frames.PING, 0, 0, bytes(8)) * 200)
     assert len(wire.transport.sent) >= 100 * 17
     assert len(wire.say()) == 200
+
+
+EMPTY: dict[str, bytes] = {
+    "data": frame(frames.DATA, 0, 1),
+    "priority": frame(frames.PRIORITY, 0, 1, bytes(5)),
+    "window": frames.window_update(0, 1),
+    "ping": frame(frames.PING, 0, 0, bytes(8)),
+    "unknown": frame(0xEE, 0, 0),
+}
+
+
+@pytest.mark.parametrize("sent", EMPTY.values(), ids=EMPTY)
+def test_flood_of_small_frames_leaves_turns_to_others(wire: Wire, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop reads on while there is more: some millions of empty frames stopped all others for 2 s."""
+    wire.hello(OPEN)
+    read: list[int] = []
+    on_frame = wire.protocol._on_frame
+    monkeypatch.setattr(wire.protocol, "_on_frame", lambda *frame: (read.append(frame[2]), on_frame(*frame)))
+    data = sent * 1000 + DONE[len(OPEN) :] + sent[:5]
+    wire.protocol.data_received(data)
+    assert len(read) < 500 and wire.transport.paused
+    wire.protocol.data_received(sent[5:])  # what was underway, as over TLS
+    wire.protocol.pause_writing()
+    wire.protocol.resume_writing()
+    assert len(read) < 500 and wire.transport.paused
+    answer = wire.say()
+    assert len(read) == 1002 and not wire.transport.paused
+    assert wire.trailers(answer)[b"grpc-status"] == b"0"
+
+
+def test_connection_that_ends_within_a_flood_reads_no_more(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire.hello()
+    wire.protocol.data_received(EMPTY["unknown"] * 1000)
+    wire.transport.close()
+    wire.protocol.connection_lost(None)
+    monkeypatch.setattr(wire.protocol, "_on_frame", None)
+    wire.turn()
 
 
 def test_connection_that_drains_still_says_what_is_wrong(wire: Wire) -> None:

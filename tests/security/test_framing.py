@@ -146,3 +146,15 @@ def test_body_in_very_many_chunks_is_one_body() -> None:
     data = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     requests, ended = ours(StubCore(), data, 1 << 16)
     assert [len(each) for _, _, each in requests] == [count] and not ended
+
+
+@pytest.mark.parametrize(("size", "few"), [(1, True), (100, True), (1000, False)])
+def test_body_in_small_chunks_is_read_in_small_parts(wire: Wire, size: int, few: bool) -> None:
+    """uvloop reads on while a buffer is filled: 32 buffers of chunks of one byte stopped all others for 0.2 s."""
+    wire.say(head("Transfer-Encoding: chunked"))
+    chunk = b"%x\r\n%b\r\n" % (size, b" " * size)
+    for count in (1 << 16, 1 << 10):  # and so it stays
+        wire.say(chunk * (count // len(chunk)))
+        assert (len(wire.protocol.get_buffer(-1)) <= 1 << 10) is few
+    wire.say(CHUNKED)
+    assert wire.answers[0].status == 200

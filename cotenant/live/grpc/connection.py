@@ -37,6 +37,7 @@ from cotenant.live.oip import UNEXPECTED
 
 logger = logging.getLogger(__name__)
 
+_MAX_FRAMES = 256  # read in one turn of the event loop, which reads on for as long as a caller has more to send
 _MAX_BLOCK = 2 * MAX_HEADERS  # bytes of headers, compressed, in as many frames as it takes
 _MAX_ABANDONED = 1 << 10  # calls that ended before their callers knew, whose late frames are ignored
 _LAST = frames.END_HEADERS | frames.END_STREAM
@@ -60,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._rest = bytearray()  # of a frame that is not complete
         self._needed = len(frames.PREFACE) + frames.HEAD_SIZE  # bytes, with which it is
         self._greeted = self._preface_read = self._closing = False
+        self._postponed = False  # what was read goes on in the next turn
         self._last = 0  # the newest stream
         self._drain = Drain(self.writer, self.loop, self._refuse)
         self._initial_window = frames.DEFAULT_WINDOW
@@ -104,7 +106,8 @@ class Connection(asyncio.Protocol):
         self.writer.blocked = False
         self._quiet = 0
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            if not self._postponed:
+                self.transport.resume_reading()
             self._pump_blocked()
 
     def data_received(self, data: bytes) -> None:
@@ -113,6 +116,8 @@ class Connection(asyncio.Protocol):
         self._quiet = 0
         if self._rest or not self._preface_read:
             self._rest += data
+            if self._postponed:
+                return
             if len(self._rest) < self._needed and (self._preface_read or frames.PREFACE.startswith(self._rest[:24])):
                 return
             data = bytes(self._rest)
@@ -132,8 +137,12 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this address speaks gRPC, which is over HTTP/2")
             position = len(frames.PREFACE)
             self._preface_read = True
-        unpack = frames.HEAD.unpack_from
+        unpack, left = frames.HEAD.unpack_from, _MAX_FRAMES
         while end - position >= frames.HEAD_SIZE:
+            if not left:
+                self._postpone(data[position:])
+                return
+            left -= 1
             head, flags, stream = unpack(data, position)
             size, kind = head >> 8, head & 0xFF
             if size > frames.MAX_FRAME:
@@ -152,6 +161,23 @@ class Connection(asyncio.Protocol):
         self._needed = frames.HEAD_SIZE
         if end - position >= frames.HEAD_SIZE:
             self._needed += unpack(data, position)[0] >> 8
+
+    def _postpone(self, data: bytes) -> None:
+        """Go on with these bytes in the next turn, and read no more until then: others wait."""
+        self._rest += data
+        self._postponed = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._postponed, transport = False, self.transport
+        if transport is None or transport.is_closing():
+            return
+        data, self._rest = bytes(self._rest), bytearray()
+        self.data_received(data)
+        if not self._postponed and not self.writer.blocked and not transport.is_closing():
+            transport.resume_reading()
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and (kind != frames.CONTINUATION or stream != self._block_stream):

@@ -25,6 +25,7 @@ _ALIGNMENT = 64  # alignment of the first binary tensor in shared memory, in byt
 _MAX_PIPELINED = 32  # requests of one connection that may wait for their responses
 _LAGGING = 2  # of them while the event loop lags: other callers have one
 _FEW = 4  # requests in one read; after more, the least is read at once: a caller that sends many waits for its turn
+_CHUNK = 256  # bytes; of a body in chunks that are smaller the least is read at once: each costs as much as a large one
 _SEPARATORS = 4  # bytes of a line of a head besides name and value
 _LINGER = 5  # seconds that a caller whose request was cut short has to read the response
 
@@ -56,6 +57,8 @@ class Connection(asyncio.BufferedProtocol):
         self._read_paused = False
         self._active = self._begun = table.now
         self._completed = 0  # requests of which the last read had the end
+        self._parts = 0  # of a body, in the last read
+        self._in_crumbs = False  # these are small
         self._unsent = 0
         self._unread = 0  # bytes of responses that the caller has not taken
         self._held = 0  # bytes of the body that is being received, as far as they are counted
@@ -101,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
             return cast(memoryview, self._body)[self._filled :]
         # One buffer for all connections: nothing is left in it after buffer_updated.
         if self._in_body:
-            return self._table.buffer
+            return self._table.least_buffer if self._in_crumbs else self._table.buffer
         return self._table.small_buffer if self._completed <= _FEW else self._table.least_buffer
 
     def buffer_updated(self, count: int) -> None:
@@ -124,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         if count <= MAX_READ and not self._in_head and not self._in_body and self._read_known(count, lags=lags):
             return
         self._progress = False
-        self._completed = 0
+        self._completed = self._parts = 0
         try:
             self._feed(self._table.buffer[:count])
         except httptools.HttpParserCallbackError as error:
@@ -136,6 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._cut_off(400, f"not HTTP/1.1: {error}")
         else:
+            self._in_crumbs = self._parts * _CHUNK > count
             if self._in_body and isinstance(self._body, memoryview):
                 self._direct = True
             elif self._progress:
@@ -236,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_body(self, data: bytes) -> None:
         self._progress = True
+        self._parts += 1
         body, start = self._body, self._filled
         self._filled = end = start + len(data)
         if isinstance(body, memoryview):
