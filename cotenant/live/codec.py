@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
 
-from cotenant.core.tensor import DTYPES, ModelInfo, Tensor
+from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, total_bytes
 from cotenant.errors import InvalidError, MalformedError
-from cotenant.live.json_numbers import packed_numbers
-from cotenant.live.limits import MAX_AT_ONCE, MAX_ELEMENTS, MAX_RANK
+from cotenant.live.json_numbers import VALUES, json_list, packed_numbers
+from cotenant.live.limits import MAX_AT_ONCE, MAX_ELEMENTS, MAX_JSON_ANSWER, MAX_RANK
 from cotenant.live.oip import (
     FORMATS,
     Data,
@@ -33,6 +33,7 @@ from cotenant.live.oip import (
     scheduling,
     to_values,
     unpack_strings,
+    value_pieces,
 )
 from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 
@@ -75,7 +76,7 @@ class _ResponseTensor(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: Sequence[int]
     parameters: dict[str, int | str] | None = None
-    data: Sequence[Any] | None = None
+    data: Sequence[Any] | msgspec.Raw | None = None
 
 
 class _Response(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -345,6 +346,15 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
     return InferRequest(model=info.name, version=info.version, inputs=(tensor,))
 
 
+def takes_long(request: InferRequest, response: InferResponse, format_: ResponseFormat) -> bool:
+    """Return whether `encode` is too much for the event loop: large outputs are not only to be sent as they are."""
+    return total_bytes(response.outputs) > MAX_AT_ONCE and (
+        bool(format_.regions)
+        or any(output.classification for output in request.outputs)
+        or not all(format_.is_binary(tensor.name) for tensor in response.outputs)
+    )
+
+
 def encode(
     request: InferRequest, response: InferResponse, info: ModelInfo, format_: ResponseFormat
 ) -> tuple[bytes, list[Data]]:
@@ -354,6 +364,7 @@ def encode(
     not what was asked for.
     """
     outputs, tail = [], []
+    room = MAX_JSON_ANSWER
     for tensor in requested_outputs(request, response, info):
         if format_.regions and tensor.name in format_.regions:
             region = format_.regions[tensor.name]
@@ -370,18 +381,40 @@ def encode(
                 _ResponseTensor(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(tensor.data)})
             )
         else:
-            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, None, listed(tensor)))
+            values = listed(tensor, room)
+            if isinstance(values, msgspec.Raw):
+                room -= len(memoryview(values))
+            outputs.append(_ResponseTensor(tensor.name, tensor.datatype, tensor.shape, None, values))
     response_json = _Response(id=request.id, model_name=response.model, model_version=response.version, outputs=outputs)
     return _encoder.encode(response_json), tail
 
 
-def listed(tensor: Tensor) -> Sequence[Any]:
-    """Return the elements of an output as JSON carries them. Raises InvalidError for bytes that are no text."""
-    if tensor.datatype == "BYTES":
-        try:
-            return [str(item, "utf-8") for item in unpack_strings(tensor)]
-        except UnicodeDecodeError:
-            raise InvalidError(
-                f"output {tensor.name!r} holds bytes that are no text, which JSON cannot carry; ask for binary_data"
-            ) from None
-    return to_values(tensor)
+def listed(tensor: Tensor, room: int = MAX_JSON_ANSWER) -> Sequence[Any] | msgspec.Raw:
+    """Return the elements of an output as JSON carries them, of a large one as JSON. room: bytes that it may take.
+    Raises InvalidError for more, and for bytes that are no text."""
+    if len(tensor.data) <= MAX_AT_ONCE:
+        return _texts(tensor) if tensor.datatype == "BYTES" else to_values(tensor)
+    written = None
+    if len(tensor.data) <= room:  # few take less as JSON
+        written = json_list(_text_pieces(tensor) if tensor.datatype == "BYTES" else value_pieces(tensor, VALUES), room)
+    if written is None:
+        raise InvalidError(
+            f"output {tensor.name!r} takes more than the {MAX_JSON_ANSWER} bytes of JSON that a response may have; ask "
+            "for binary_data"
+        )
+    return written
+
+
+def _texts(tensor: Tensor) -> list[str]:
+    try:
+        return [str(item, "utf-8") for item in unpack_strings(tensor)]
+    except UnicodeDecodeError:
+        raise InvalidError(
+            f"output {tensor.name!r} holds bytes that are no text, which JSON cannot carry; ask for binary_data"
+        ) from None
+
+
+def _text_pieces(tensor: Tensor) -> Iterator[list[str]]:
+    texts = _texts(tensor)
+    for start in range(0, len(texts), VALUES):
+        yield texts[start : start + VALUES]

@@ -6,6 +6,7 @@ output of one element is that element. What is no input is a parameter of the re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import CotenantError, InvalidError, MalformedError
 from cotenant.live.codec import InputTensor, check_json_outputs, listed, read_tensor
-from cotenant.live.limits import MAX_RANK
+from cotenant.live.limits import MAX_GENERATE, MAX_RANK
 from cotenant.live.oip import Data, InferRequest, InferResponse, check_request, public_message, scheduling
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -26,6 +27,8 @@ _any = msgspec.json.Decoder()
 
 def decode_generate(body: Data, info: ModelInfo) -> InferRequest:
     """Return the request for a model, checked against it. Raises MalformedError, InvalidError."""
+    if len(body) > MAX_GENERATE:
+        raise InvalidError(f"a request of {len(body)} bytes to generate; at most {MAX_GENERATE} are read, use infer")
     given = _decoded(body)
     specs = {spec.name: spec for spec in info.inputs}
     request_id = _parameter("id", given.pop("id")) if "id" in given and "id" not in specs else ""
@@ -54,7 +57,12 @@ def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
     answer |= {"model_name": response.model, "model_version": response.version}
     for tensor in response.outputs:
         values = listed(tensor)
-        answer[tensor.name] = values[0] if len(values) == 1 else values
+        if math.prod(tensor.shape) != 1:
+            answer[tensor.name] = values
+        elif isinstance(values, msgspec.Raw):
+            answer[tensor.name] = msgspec.Raw(bytes(values)[1:-1])
+        else:
+            answer[tensor.name] = values[0]
     return msgspec.json.encode(answer)
 
 

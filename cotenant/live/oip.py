@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client.registry import Collector
 
 from cotenant import __version__
@@ -404,23 +405,39 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
     the datatypes of FORMATS. Raises InvalidError for more labels than one output may have.
     """
     rows = tensor.shape[0] if batched else 1
-    flat = to_values(tensor)
-    size = len(flat) // max(rows, 1)
-    count = min(count, size)
+    scores = _scores(tensor).reshape(rows, -1) if rows else _scores(tensor).reshape(0, 0)
+    count = min(count, scores.shape[1])
     if rows * count > MAX_CLASSES:
         raise InvalidError(f"output {tensor.name!r}: {rows * count} labels; ask for {MAX_CLASSES} at most")
     form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
     best = [
-        (form.format(row[index], index) + (f":{labels[index]}" if index < len(labels) else "")).encode()
-        for row in (flat[n * size : (n + 1) * size] for n in range(rows))
-        for index in heapq.nlargest(count, range(size), key=_ordered(row).__getitem__)
+        (form.format(score, index) + (f":{labels[index]}" if index < len(labels) else "")).encode()
+        for row in scores
+        for index in _highest(row, count).tolist()
+        for score in (row[index].item(),)
     ]
     return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack_strings(best))
 
 
-def _ordered(row: Sequence[Any]) -> Sequence[Any]:
-    """Return a row whose elements compare as numbers do: with NaN below all others."""
-    return [-math.inf if value != value else value for value in row] if math.isnan(sum(row)) else row
+def _highest(row: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """Return where the `count` highest values are: the highest first, of equal ones the first, and NaN last."""
+    if row.dtype.kind == "f":
+        row = np.where(np.isnan(row), -np.inf, row)
+    if 0 < count < len(row):
+        least = np.partition(row, len(row) - count)[len(row) - count]
+        above, equal = np.flatnonzero(row > least), np.flatnonzero(row == least)
+        found = np.sort(np.concatenate([above, equal[: count - len(above)]]))
+    else:
+        found = np.arange(count)
+    # A stable sort, from the last: what is equal stays in order once it is turned round.
+    return found[::-1][np.argsort(row[found[::-1]], kind="stable")][::-1]
+
+
+def _scores(tensor: Tensor) -> NDArray[Any]:
+    """Return the elements as an array of one dimension. Raises FailedError where the data does not fit the shape."""
+    if len(tensor.data) != math.prod(tensor.shape) * DTYPES[tensor.datatype].itemsize:
+        raise _misfit(tensor)
+    return np.frombuffer(tensor.data, DTYPES[tensor.datatype])
 
 
 def to_values(tensor: Tensor) -> tuple[Any, ...]:
@@ -428,8 +445,22 @@ def to_values(tensor: Tensor) -> tuple[Any, ...]:
     data does not fit the shape."""
     try:
         return struct.unpack(f"<{math.prod(tensor.shape)}{FORMATS[tensor.datatype]}", tensor.data)
-    except struct.error as error:
-        raise FailedError(f"output {tensor.name!r} is not what its shape says: {error}") from None
+    except struct.error:
+        raise _misfit(tensor) from None
+
+
+def value_pieces(tensor: Tensor, count: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the elements, so many at a time, as `to_values` returns them."""
+    code, size = FORMATS[tensor.datatype], DTYPES[tensor.datatype].itemsize
+    elements = math.prod(tensor.shape)
+    if len(tensor.data) != elements * size:
+        raise _misfit(tensor)
+    for start in range(0, elements, count):
+        yield struct.unpack_from(f"<{min(count, elements - start)}{code}", tensor.data, start * size)
+
+
+def _misfit(tensor: Tensor) -> FailedError:
+    return FailedError(f"output {tensor.name!r} is not what its shape says: {len(tensor.data)} bytes")
 
 
 def pack_strings(items: Iterable[bytes]) -> bytes:

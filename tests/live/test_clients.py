@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,9 @@ import tritonclient.http as http
 import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException
 
+from cotenant.core.tensor import Tensor
+from cotenant.live import oip
+from cotenant.live.oip import classify
 from tests.live.stub import Running
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -118,6 +122,28 @@ def test_clients_ask_for_classification(front: Running) -> None:
         assert (
             client.infer("identity", [given(rpc, "x", scores, "FP32")], outputs=asked).as_numpy("y").tolist() == wanted
         )
+
+
+def test_large_output_is_classified_beside_the_event_loop(front: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def spy(*args: Any, **more: Any) -> Tensor:
+        threads.append(threading.get_ident())
+        return classify(*args, **more)
+
+    monkeypatch.setattr(oip, "classify", spy)
+    for size in (10, 100_000):
+        scores = np.arange(size, dtype=np.float32)[np.newaxis]
+        wanted = [[b"%d.000000:%d" % (size - 1, size - 1)]]
+        with http.InferenceServerClient(front.http) as client:
+            asked = [http.InferRequestedOutput("y", class_count=1)]
+            labels = client.infer("identity", [given(http, "x", scores, "FP32")], outputs=asked).as_numpy("y")
+            assert labels.tolist() == wanted
+        with rpc.InferenceServerClient(front.rpc) as client:
+            asked = [rpc.InferRequestedOutput("y", class_count=1)]
+            labels = client.infer("identity", [given(rpc, "x", scores, "FP32")], outputs=asked).as_numpy("y")
+            assert labels.tolist() == wanted
+    assert threads[0] == threads[1] and threads[0] not in threads[2:]
 
 
 def test_http_aio_client_infers(front: Running) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -674,6 +675,41 @@ def test_long_json_is_read_in_a_thread_while_others_are_served(front: Running, m
         assert "has 100000 elements, but shape [50, 1999] has 99950" in answers(read_all(third))[0].body.decode()
     assert set(threads) == {"cotenant-json_0"}
     assert len(front.core.requests) - before in (2, 3), "whose caller left may have been read before that was seen"
+
+
+def test_large_response_is_written_in_a_thread_while_others_are_served(
+    front: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As JSON, or sorted; what is only sent is not."""
+    go, encode, threads = threading.Event(), codec.encode, []
+
+    def slowly(asked: Any, response: Any, *more: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        if response.outputs[0].shape[1] > 2 and asked.id != "quick":
+            assert go.wait(60)
+        return encode(asked, response, *more)
+
+    def asked(id_: str, *outputs: dict[str, Any]) -> bytes:
+        x = {"name": "x", "shape": [1, 100_000], "datatype": "FP32", "parameters": {"binary_data_size": 400_000}}
+        head = json.dumps({"id": id_, "inputs": [x], "outputs": outputs}).encode()
+        data = head + np.full(100_000, 0.5, np.float32).tobytes()
+        return request("POST", INFER, data, Inference_Header_Content_Length=str(len(head)), Connection="close")
+
+    monkeypatch.setattr(codec, "encode", slowly)
+    best = {"name": "y", "parameters": {"classification": 2, "binary_data": True}}
+    with connected(front) as listed, connected(front) as sorted_, connected(front) as quick:
+        for sock, data in (
+            (listed, asked("listed")),
+            (sorted_, asked("sorted", best)),
+            (quick, asked("quick", {"name": "y", "parameters": {"binary_data": True}})),
+        ):
+            sock.settimeout(60)
+            sock.sendall(data)
+        assert [answer.status for answer in answers(read_all(quick))] == [200]
+        go.set()
+        assert json.loads(answers(read_all(listed))[0].body)["outputs"][0]["data"] == [0.5] * 100_000
+        assert b"0.500000:0" in answers(read_all(sorted_))[0].body
+    assert threads.count("cotenant-json_0") == 2 and len(threads) == 3
 
 
 def test_compressed_body_that_unpacks_above_the_limit_is_rejected(core: StubCore) -> None:

@@ -289,7 +289,12 @@ def test_flood_of_small_frames_leaves_turns_to_others(wire: Wire, sent: bytes, m
     wire.hello(OPEN)
     read: list[int] = []
     on_frame = wire.protocol._on_frame
-    monkeypatch.setattr(wire.protocol, "_on_frame", lambda *frame: (read.append(frame[2]), on_frame(*frame)))
+
+    def spy(*frame: Any) -> None:
+        read.append(frame[0])
+        on_frame(*frame)
+
+    monkeypatch.setattr(wire.protocol, "_on_frame", spy)
     data = sent * 1000 + DONE[len(OPEN) :] + sent[:5]
     wire.protocol.data_received(data)
     assert len(read) < 500 and wire.transport.paused

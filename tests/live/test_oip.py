@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import math
 import struct
 
-from cotenant.core.tensor import Tensor
+import numpy as np
+import pytest
+
+from cotenant.core.tensor import DTYPES, Tensor
 from cotenant.live.oip import classify, unpack_strings
 
 
@@ -16,3 +20,20 @@ def test_classification_with_labels_names_the_highest_values() -> None:
         b"0.500000:0:cat",
         b"0.400000:2",
     ]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT64", "UINT64", "INT8", "BOOL"])
+def test_classification_ranks_as_sorting_does(datatype: str) -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 7, 40):
+        row = rng.integers(0, 9, size).astype(DTYPES[datatype])  # many are equal
+        if row.dtype.kind == "f":
+            row[rng.random(size) < 0.2] = np.nan
+            row[rng.random(size) < 0.1] = -np.inf
+        elif datatype != "BOOL":
+            row[rng.random(size) < 0.3] = np.iinfo(row.dtype).max
+        values = [-math.inf if value != value else value for value in row.tolist()]
+        ranked = sorted(range(size), key=lambda index: -values[index])
+        for count in (1, 3, size, size + 5):
+            labels = classify(Tensor("y", datatype, (1, size), row.tobytes()), count, batched=True)
+            assert [int(bytes(item).split(b":")[1]) for item in unpack_strings(labels)] == ranked[:count]

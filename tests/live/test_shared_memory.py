@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 import cotenant
 from cotenant.app.serving import BackgroundServer
 from cotenant.errors import InvalidError, NotFoundError, UnavailableError, UnsupportedError
-from cotenant.live import preparation
+from cotenant.live import codec, preparation
 from cotenant.live.grpc import inference as grpc_inference
 from cotenant.live.http import request_cycle
 from cotenant.live.limits import MAX_REGIONS, MemoryBudget
@@ -124,7 +124,7 @@ def test_large_tensors_are_copied_beside_the_event_loop(
     spied(SharedTensors, "copy")
     spied(OutputRegion, "write")
     spied(SharedMemory, "reserve")
-    for part in (preparation, request_cycle, grpc_inference):
+    for part in (preparation, request_cycle, codec, grpc_inference):
         monkeypatch.setattr(part, "MAX_AT_ONCE", SIZE - 1)
     asking.register_system_shared_memory("in", f"/{name}-in", 2 * SIZE)
     asking.register_system_shared_memory("out", f"/{name}-out", 2 * SIZE)

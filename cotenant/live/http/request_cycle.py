@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cotenant.core.tensor import total_bytes
 from cotenant.core.units import show_seconds
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
@@ -37,8 +36,9 @@ access = logging.getLogger("cotenant.access")
 
 Decoded = tuple[InferRequest, codec.ResponseFormat]
 
-# Reads long JSON: one thread, since each more would make the event loop wait for the interpreter's lock once more.
-_readers = ThreadPoolExecutor(1, "cotenant-json")
+# Reads and writes long JSON: one thread, since each more would make the event loop wait for the interpreter's lock once
+# more, and a response takes memory several times while it is written.
+JSON_THREAD = ThreadPoolExecutor(1, "cotenant-json")
 
 _MIN_COMPRESSED = 1 << 10  # bytes; a smaller response is not worth compressing
 _MIN_THREADED = 1 << 16  # bytes from which a response is compressed in a thread, and written without joining its parts
@@ -185,7 +185,7 @@ class RequestCycle:
             except Exception as error:  # noqa: BLE001  # it is logged
                 self.fail_unexpectedly(error)
 
-        run_in_thread(decoded, self._decode, executor=_readers)
+        run_in_thread(decoded, self._decode, executor=JSON_THREAD)
 
     def _decode(self, shared: SharedTensors | None = None) -> Decoded:
         header = _header_length(self.headers)
@@ -213,7 +213,7 @@ class RequestCycle:
         if isinstance(result, RequestError):
             self.fail(result)
             return
-        if self.format.regions and total_bytes(result.outputs) > MAX_AT_ONCE:
+        if codec.takes_long(self.request, result, self.format):
             run_in_thread(
                 lambda encoded: self._respond(encoded.result),
                 codec.encode,
@@ -221,6 +221,7 @@ class RequestCycle:
                 result,
                 self.info,
                 self.format,
+                executor=None if self.format.regions else JSON_THREAD,
             )
         else:
             self._respond(codec.encode, self.request, result, self.info, self.format)

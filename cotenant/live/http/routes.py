@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote_to_bytes
 import httptools
 import msgspec
 
+from cotenant.core.tensor import total_bytes
 from cotenant.errors import (
     FailedError,
     InvalidError,
@@ -23,10 +24,11 @@ from cotenant.errors import (
 from cotenant.live.access import Permission
 from cotenant.live.generate import EVENTS, decode_generate, encode_generate, error_event, event
 from cotenant.live.http.openapi import Registration, openapi_document
-from cotenant.live.http.request_cycle import RequestCycle
+from cotenant.live.http.request_cycle import JSON_THREAD, RequestCycle
 from cotenant.live.http.response import EventStream, TextResponse
 from cotenant.live.job_proof import HEADER
 from cotenant.live.job_service import JobService
+from cotenant.live.limits import MAX_AT_ONCE
 from cotenant.live.metrics import render
 from cotenant.live.oip import Core, Data, InferResponse, model_metadata, server_metadata
 from cotenant.live.page import PageFeed
@@ -311,7 +313,9 @@ async def _generated(core: Core, route: Route, request: RequestCycle) -> bytes:
     result = await answer
     if isinstance(result, RequestError):
         raise result
-    return encode_generate(wanted, result)
+    if total_bytes(result.outputs) <= MAX_AT_ONCE:
+        return encode_generate(wanted, result)
+    return await asyncio.get_running_loop().run_in_executor(JSON_THREAD, encode_generate, wanted, result)
 
 
 def _reject_named_repository(services: Services, route: Route, request: RequestCycle) -> Any:
