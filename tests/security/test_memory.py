@@ -104,7 +104,7 @@ def test_large_json_is_refused_and_large_binary_is_not(core: StubCore) -> None:
     server = small(core)
     size = MIB - 4096
     given = {"name": "x", "shape": [1, size // 4], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-    head = json.dumps({"inputs": [given]}).encode()
+    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     for lines, status in (({}, 413), ({"Inference_Header_Content_Length": str(len(head))}, 200)):
         wire = Wire(server)
         wire.say(request("POST", INFER, head + bytes(size), **lines))
