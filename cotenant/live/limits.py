@@ -16,9 +16,7 @@ MAX_STRINGS = 1 << 18  # elements of a BYTES tensor: each costs as much as a hun
 MAX_LISTED = 1 << 22  # elements in the typed contents of a gRPC input: each becomes a Python object
 MAX_FIELDS = 1 << 10  # fields of an inference request over gRPC: a byte of the message can take a hundred in memory
 MAX_JSON_ANSWER = 1 << 26  # bytes of a response's tensors as JSON, which takes six times as many as the tensors
-MAX_GENERATE = (
-    1 << 20
-)  # bytes of a request of the generate extension: a byte of its JSON can take thirty once it is read
+MAX_GENERATE = 1 << 20  # bytes of a request to generate: a byte of its JSON can take thirty once it is read
 MAX_CLASSES = 1 << 16  # labels in one output
 MAX_DIGITS = 19  # of an integer in a header: what 64 bits hold
 MAX_STREAMS = 32  # web pages that are open at once
