@@ -28,13 +28,15 @@ from cotenant.live.deployment import Deployment
 from cotenant.live.profile_corrections import ProfileCorrection, ProfileCorrections
 from cotenant.planners.applications import overlong_paths, without_applications
 from cotenant.planners.candidates import without_proof
-from cotenant.planners.check import check
+from cotenant.planners.check import Rule, check, retimed
 from cotenant.planners.rates import at_rates, rescaled_plan
 from cotenant.profiling import cache
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 5.0  # seconds between two looks at whether something has to be written
+# What becomes of a plan where the network to a node takes another time than when it was made.
+TIMING: frozenset[Rule] = frozenset({"latency", "duty", "worst case", "keeps up"})
 LOCKED = 1.0  # seconds to wait for another server that writes
 
 
@@ -80,6 +82,9 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
     slowed = msgspec.structs.replace(asked, profiles=slowed_profiles(problem.profiles, learnt.slowdowns))
     plan = learnt.plan
     violations = check(plan, slowed)
+    if violations and TIMING.issuperset(violation.rule for violation in violations):
+        plan = retimed(plan, slowed)
+        violations = check(plan, slowed)
     if violations and not overlong_paths(plan, slowed):
         # A plan that was kept for higher rates still names those that it was made for.
         plan = without_proof(rescaled_plan(plan, without_applications(slowed, plan.split)))

@@ -98,7 +98,9 @@ class FixedProvider:
         if count > len(given):
             there = self._counts[kind]
             reason = (
-                f"all {there} devices of kind {kind!r} are in use" if there else f"there is no device of kind {kind!r}"
+                f"all {there} devices of kind {kind!r} are in use or lost"
+                if there
+                else f"there is no device of kind {kind!r}"
             )
             self._news.append(AcquisitionFailed(kind, count - len(given), reason))
 

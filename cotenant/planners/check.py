@@ -138,8 +138,7 @@ def _device_violations(device: Device, problem: Problem) -> list[Violation]:
         faults = [fault for faults in known for fault in faults]
         violations += faults
         if not faults:
-            colocated = [other for i, other in enumerate(device.partitions) if i != slot]
-            violations += _cycle_violations(partition, colocated, where, device.kind, problem)
+            violations += _cycle_violations(device, slot, where, problem)
         workers = sum(p.procs * footprint(problem, device.kind, p.model, p.batch) for p in partition.placements)
         needs.append((partition.share, workers))
     if kind.geometry is not None and mig.placements_fit(kind.geometry, needs) is None:
@@ -172,18 +171,11 @@ def _placement_violations(
     return []
 
 
-def _cycle_violations(
-    partition: Partition, colocated: list[Partition], where: str, kind: str, problem: Problem
-) -> list[Violation]:
+def _cycle_violations(device: Device, slot: int, where: str, problem: Problem) -> list[Violation]:
     violations = []
-    beside = [_loads(neighbour, kind) for neighbour in colocated]
-    latencies = []
-    for placement, load in zip(partition.placements, _loads(partition, kind), strict=True):
-        profile = problem.profiles[placement.model, kind]
-        alone = profile.latency(placement.batch, partition.share, placement.procs)
-        latencies.append(alone * slowdown(problem, load, beside))
+    latencies = _latencies(device, slot, problem)
     length = sum(latencies)
-    for placement, latency in zip(partition.placements, latencies, strict=True):
+    for placement, latency in zip(device.partitions[slot].placements, latencies, strict=True):
         here = f"{where} {placement.model}"
         slo = problem.model(placement.model).slo
         carries = placement.procs * placement.batch / length
@@ -243,6 +235,35 @@ def _slowed_violations(
         if smallest_batches(works) is None:
             violations.append(Violation("job slo", f"{device.id}/{slot}", largest))
     return violations
+
+
+def _latencies(device: Device, slot: int, problem: Problem) -> list[float]:
+    """Return the seconds that a batch of each placement of a partition takes."""
+    kind, partition = device.kind, device.partitions[slot]
+    colocated = [other for i, other in enumerate(device.partitions) if i != slot]
+    beside = [_loads(neighbour, kind) for neighbour in colocated]
+    latencies = []
+    for placement, load in zip(partition.placements, _loads(partition, kind), strict=True):
+        profile = problem.profiles[placement.model, kind]
+        alone = profile.latency(placement.batch, partition.share, placement.procs)
+        latencies.append(alone * slowdown(problem, load, beside))
+    return latencies
+
+
+def retimed(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan with the latencies that the problem's profiles give its batches; all of them are profiled."""
+    devices = []
+    for device in plan.devices:
+        partitions = []
+        for slot, partition in enumerate(device.partitions):
+            latencies = _latencies(device, slot, problem)
+            placements = tuple(
+                msgspec.structs.replace(placement, latency=latency, duty=sum(latencies))
+                for placement, latency in zip(partition.placements, latencies, strict=True)
+            )
+            partitions.append(msgspec.structs.replace(partition, placements=placements))
+        devices.append(msgspec.structs.replace(device, partitions=tuple(partitions)))
+    return msgspec.structs.replace(plan, devices=tuple(devices))
 
 
 def _loads(partition: Partition, kind: str) -> list[Load]:

@@ -287,7 +287,7 @@ def test_server_without_devices_does_not_start(folder: Path) -> None:
 def test_listed_node_beyond_this_machine_needs_a_guard(folder: Path) -> None:
     write_settings(folder, {"node-a": "192.0.2.1:8010"})
     with (
-        pytest.raises(ConfigError, match=r"^node node-a: 192\.0\.2\.1 is not on this machine"),
+        pytest.raises(ConfigError, match=r"^node node-a: 192\.0\.2\.1 can be reached from other machines"),
         cotenant.serve(folder / "cluster.toml"),
     ):
         pass
@@ -298,7 +298,7 @@ def test_node_with_a_wrong_token_file_or_address_says_so(folder: Path, program: 
     short.write_text("short\n")
     for arguments, words in (
         (["--token-file", str(short)], "line 1 is not a token"),
-        (["--host", "0.0.0.0"], "0.0.0.0 is not on this machine, and whoever reaches a node"),  # noqa: S104
+        (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines, and whoever reaches a node"),  # noqa: S104
         (["--port", "70000"], "--port: 70000 is not a port"),
     ):
         assert words in program.refuses("node", *arguments)

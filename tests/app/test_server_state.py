@@ -19,8 +19,10 @@ from cotenant.config import Settings, read_settings
 from cotenant.core.plan import Plan
 from cotenant.core.profile import slowed_profiles
 from cotenant.live.adaptation import Learnt
+from cotenant.live.deployment import Deployment
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.planners.check import check
+from cotenant.planning import plan as plan_problem
 from tests.live.deployment import csv, repository, sample_deployment
 
 SERVE = """
@@ -218,6 +220,35 @@ def test_plan_that_is_not_valid_any_more_is_not_restored(tmp_path: Path) -> None
     smaller = msgspec.structs.replace(given.problem.fleet[0], cuts=(10,))
     changed = msgspec.structs.replace(given, problem=msgspec.structs.replace(given.problem, fleet=(smaller,)))
     assert restored(changed, learnt_of(given.plan)) is None
+
+
+def on_node(deployment: Deployment, network: float) -> Deployment:
+    """Return a deployment whose devices are a node's. network: seconds to the node and back."""
+    problem = deployment.problem
+    fleet = tuple(msgspec.structs.replace(kind, name=f"node-a/{kind.name}") for kind in problem.fleet)
+    profiles = {
+        (model, f"node-a/{kind}"): profile.on(f"node-a/{kind}", network)
+        for (model, kind), profile in problem.profiles.items()
+    }
+    return msgspec.structs.replace(deployment, problem=msgspec.structs.replace(problem, fleet=fleet, profiles=profiles))
+
+
+def test_plan_is_restored_where_the_network_to_a_node_takes_another_time(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    given = sample_deployment(settings.model_repository)
+    first = on_node(given, 2e-4)
+    plan = plan_problem(first.problem, "elastic", validate=False)
+    assert check(plan, first.problem) == [] and plan.devices
+    learnt = Learnt(plan=plan, rates=first.problem.rates, slowdowns={})
+    for network in (1e-4, 5e-4):
+        later = on_node(given, network)
+        assert state_key(later, settings) == state_key(first, settings)
+        again = restored(later, learnt)
+        assert again is not None and check(again.plan, later.problem) == []
+        before, after = (each.devices[0].partitions[0].placements[0] for each in (plan, again.plan))
+        assert after.latency - before.latency == pytest.approx(network - 2e-4)
+        assert again.plan.rates() == plan.rates()
+    assert restored(on_node(given, 30.0), learnt) is None, "no target is that long"
 
 
 def test_each_repository_has_a_state_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

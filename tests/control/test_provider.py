@@ -27,7 +27,7 @@ def test_devices_are_given_and_taken_at_once() -> None:
     assert fixed.news(4.0) == [
         DevicesGone(DEVICES[:1], "released"),
         DevicesFound((DEVICES[0], DEVICES[3])),
-        AcquisitionFailed("gpu", 1, "all 4 devices of kind 'gpu' are in use"),
+        AcquisitionFailed("gpu", 1, "all 4 devices of kind 'gpu' are in use or lost"),
     ]
 
 

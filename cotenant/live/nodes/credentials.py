@@ -53,7 +53,7 @@ def check_guarded(host: str, place: str, *, guarded: bool) -> None:
     """Raise ConfigError for an address beyond this machine without a token or certificates. guarded: there are."""
     if not guarded and not is_loopback(host):
         raise ConfigError(
-            f"{place}: {host} is not on this machine, and whoever reaches a node runs programs on it; set"
+            f"{place}: {host} can be reached from other machines, and whoever reaches a node runs programs on it; set"
             " cluster.token, or certificates of both ends (cluster.certificate, key and authority)"
         )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-import statistics
 import struct
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from cotenant.worker.arena import Block
 PING_INTERVAL = 0.2  # seconds
 SILENCE = 0.7  # seconds without a byte after which a connection is cut
 RTT_SAMPLES = 32
+RTT_QUANTILE = 0.25  # others are late because this process was busy, most of all while it starts
 
 MAX_FIRST_HEAD = 1 << 12  # bytes of a head before the session
 MAX_HEAD = 1 << 26  # bytes of a head: tensors below `wire.LARGE`, and lists of files
@@ -234,11 +234,15 @@ class Link(asyncio.BufferedProtocol):
                 sent = self._pings.pop(number, None)
                 if sent is None:
                     raise NodeError("it answered a ping that it was not sent")
-                self._round_trips.append(time.monotonic() - sent)
-                self.round_trip = statistics.median(self._round_trips)
+                self.answered_after(time.monotonic() - sent)
             case Goodbye(reason):
                 self.dismissed = True
                 self.abort(reason)
+
+    def answered_after(self, seconds: float) -> None:
+        """Take how long the peer's answer to a message took as a sample of the round trip."""
+        self._round_trips.append(seconds)
+        self.round_trip = sorted(self._round_trips)[int(RTT_QUANTILE * len(self._round_trips))]
 
     def send(self, message: Message, body: Sequence[bytes | bytearray | memoryview] = ()) -> None:
         """Send a message, and the bytes of its body from where they lie. They must not change until they are sent."""

@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +53,10 @@ TRANSFER_RATE = 20e6  # bytes/s at which a node reads a model at least: it answe
 MAX_KINDS = 64
 MAX_DEVICES = 1 << 10  # of a kind
 MAX_WORDS = 1 << 10  # characters of what a node says of itself
+
+# Why a node may end a connection without a word.
+HINT_CLEAR = "if it has certificates, set cluster.certificate, key and authority here, too"
+HINT_TLS = "has the authority that it names (cluster.authority) signed the certificate that is shown to it?"
 
 FRONT_END = secrets.token_hex(16)  # names this process to nodes, so that they know it again after a cut
 
@@ -100,6 +105,7 @@ class Node(Receiver):
         self._welcome: Welcome | None = None  # of the last session
         self._nonce = b""
         self._challenge: Challenge | None = None
+        self._proven = 0.0  # when the challenge was answered
         self._over: asyncio.Future[bool] | None = None  # of the connection: whether a session had begun
         self._pools: dict[int, NodePool] = {}
         self._numbers = itertools.count()
@@ -236,6 +242,7 @@ class Node(Receiver):
         if tokens and not challenge.asks:
             raise NodeError("it has no token, and so cannot prove that it is the node; set cluster.token there, too")
         self._challenge = challenge
+        self._proven = time.monotonic()
         link.send(Proof(prove(tokens[0], "front end", self._nonce, challenge.nonce) if tokens else b""))
 
     def _begin(self, link: Link, welcome: Welcome, challenge: Challenge) -> None:
@@ -250,6 +257,7 @@ class Node(Receiver):
                     " devices"
                 )
         link.begun = True
+        link.answered_after(time.monotonic() - self._proven)
         self._link, self._welcome, self._lost = link, welcome, {}
         self.sessions += 1
         level = logging.INFO if self.sessions == 1 else logging.WARNING  # whoever read that it was cut off reads on
@@ -280,6 +288,8 @@ class Node(Receiver):
         if begun:
             self._cut(reason)
         elif over is not None and not over.done():
+            if not link.dismissed and self._challenge is None:
+                reason += "; " + (HINT_CLEAR if self._settings.tls is None else HINT_TLS)
             self.reason = f"{self.name} ({self.address}) does not serve this front end: {reason[:MAX_ERROR]}"
         if over is not None and not over.done():
             over.set_result(begun)

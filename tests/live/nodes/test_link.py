@@ -85,6 +85,19 @@ def test_round_trip_is_known_to_microseconds(run: Callable[[Coroutine[Any, Any, 
     run(scenario())
 
 
+def test_round_trip_is_not_that_of_pings_that_this_process_was_late_to_hear_of() -> None:
+    async def scenario() -> None:
+        link = Link(Counter(), at_node=False)
+        for seconds in (2e-4, 6e-3, 4e-3):  # the handshake's, and two while the server starts
+            link.answered_after(seconds)
+        assert link.round_trip == 2e-4
+        for seconds in [2e-2, 3e-2, 3e-2, 4e-2] * 8:  # the network is another now
+            link.answered_after(seconds)
+        assert link.round_trip == 3e-2
+
+    asyncio.run(scenario())
+
+
 def test_front_end_keeps_nothing_for_a_node_that_pings_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "WRITE_LIMIT", 1 << 12)
 

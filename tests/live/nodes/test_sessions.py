@@ -47,8 +47,9 @@ def test_session_with_the_same_token_begins(tmp_path: Path) -> None:
             agent_of(Fake(), tmp_path, tokens=["an older token of this node", TOKEN]) as agent,
             nodes_of(agent.address, tokens=(TOKEN,)) as nodes,
         ):
-            await up(nodes)
+            node = await up(nodes)
             assert agent.agent.front_end.startswith(socket.gethostname())
+            assert 0 < node.round_trip < PATIENCE, "plans need it at once"
 
     asyncio.run(scenario())
 
@@ -137,11 +138,13 @@ def test_mutual_certificates_are_needed_and_enough(tmp_path: Path) -> None:
         async with agent_of(Cpu(), tmp_path / "cache", tls=theirs) as agent:
             for by in (None, other):
                 async with nodes_of(agent.address, tls=context(ssl.Purpose.SERVER_AUTH, by)) as nodes:
-                    await reason(nodes, "node-a")
+                    await reason(nodes, "has the authority that it names (cluster.authority) signed the certificate")
                     node = nodes.get("node-a")
                     assert node is not None
                     await asyncio.sleep(0.2)
                     assert not node.sessions
+            async with nodes_of(agent.address) as nodes:
+                await reason(nodes, "if it has certificates, set cluster.certificate, key and authority here, too")
             async with nodes_of(agent.address, tls=context(ssl.Purpose.SERVER_AUTH, authority)) as nodes:
                 await up(nodes)
                 async with remote_pool(nodes) as (pool, told):
@@ -157,7 +160,9 @@ def test_mutual_certificates_are_needed_and_enough(tmp_path: Path) -> None:
 def test_address_beyond_this_machine_needs_a_guard() -> None:
     async def scenario() -> None:
         nodes = Nodes(NodeSettings())
-        with pytest.raises(ConfigError, match=r"^node b: 10\.0\.0\.2 is not on this machine.*set cluster\.token"):
+        with pytest.raises(
+            ConfigError, match=r"^node b: 10\.0\.0\.2 can be reached from other machines.*set cluster\.token"
+        ):
             nodes.add("b", "10.0.0.2:8010")
         await nodes.close()
 
