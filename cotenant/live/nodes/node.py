@@ -198,8 +198,7 @@ class Node(Receiver):
             return begun
         except (OSError, TimeoutError, ssl.SSLError, ssl.CertificateError) as error:
             link.abort("it cannot be reached")
-            words = str(error) or f"no answer within {DIAL_LIMIT:g} s"
-            self.reason = f"{self.name} cannot be reached at {self.address}: {words}"
+            self.reason = f"{self.name} cannot be reached at {self.address}: {_words(error)}"
             return False
         except asyncio.CancelledError:
             if self._link is not link:
@@ -363,6 +362,17 @@ class Node(Receiver):
         if state.reason:
             raise NodeError(f"{self.name} does not take model {folder.root.name}: {state.reason[:MAX_ERROR]}")
         return state
+
+
+def _words(error: Exception) -> str:
+    """Return why a node cannot be reached."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not one that cluster.authority has signed for this address: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return (
+            "it does not use TLS; give certificates (cluster.certificate, key and authority) to both ends, or to none"
+        )
+    return str(error) or f"no answer within {DIAL_LIMIT:g} s"
 
 
 def _read_part(path: Path, offset: int) -> bytes:

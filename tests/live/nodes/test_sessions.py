@@ -125,10 +125,10 @@ def test_other_version_is_refused_by_the_node_with_words(tmp_path: Path, monkeyp
 def test_mutual_certificates_are_needed_and_enough(tmp_path: Path) -> None:
     authority, other = trustme.CA(), trustme.CA()
 
-    def context(purpose: ssl.Purpose, by: trustme.CA | None) -> ssl.SSLContext:
+    def context(purpose: ssl.Purpose, by: trustme.CA | None, trusts: trustme.CA = authority) -> ssl.SSLContext:
         made = ssl.create_default_context(purpose)
         made.verify_mode = ssl.CERT_REQUIRED
-        authority.configure_trust(made)
+        trusts.configure_trust(made)
         if by is not None:
             by.issue_cert("127.0.0.1").configure_cert(made)
         return made
@@ -145,6 +145,13 @@ def test_mutual_certificates_are_needed_and_enough(tmp_path: Path) -> None:
                     assert not node.sessions
             async with nodes_of(agent.address) as nodes:
                 await reason(nodes, "if it has certificates, set cluster.certificate, key and authority here, too")
+            async with nodes_of(agent.address, tls=context(ssl.Purpose.SERVER_AUTH, authority, other)) as nodes:
+                await reason(nodes, "its certificate is not one that cluster.authority has signed")
+            async with (
+                agent_of(Cpu(), tmp_path / "clear") as clear,
+                nodes_of(clear.address, tls=context(ssl.Purpose.SERVER_AUTH, authority)) as nodes,
+            ):
+                await reason(nodes, "it does not use TLS; give certificates")
             async with nodes_of(agent.address, tls=context(ssl.Purpose.SERVER_AUTH, authority)) as nodes:
                 await up(nodes)
                 async with remote_pool(nodes) as (pool, told):
