@@ -298,8 +298,9 @@ class Pool:
                 cuda=launch.cuda,
                 groups=launch.groups,
                 env=launch.env,
-                # Lanes of one process serve while another loads. Nobody waits for a standby.
-                background=(fresh or worker.standby) and not launch.process,
+                # Lanes of one process serve while another loads. Nobody waits for a standby, and where nothing serves
+                # yet, at the start of a server or after a takeover, loading disturbs nobody.
+                background=(worker.standby or (fresh and self._serves())) and not launch.process,
                 serve_first=not fresh and not worker.standby,
             )
         )
@@ -314,6 +315,10 @@ class Pool:
         if line.gone.done():
             return line.gone.result()
         return worker.killed or failure
+
+    def _serves(self) -> bool:
+        """Return whether any lane's worker is ready."""
+        return any(worker.ready and not worker.standby for worker in self._workers.values())
 
     async def _open(self, worker: LaneWorker, leaving: Collection[LaneId]) -> None:
         """Open the partition of a worker's lane, anew where it is open, unless the worker has been killed meanwhile."""
