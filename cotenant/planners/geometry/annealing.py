@@ -1,8 +1,9 @@
 """Improve a fixed fleet by simulated annealing: empty a few partitions, and refill each with the mode of most value.
 
-A step takes a tenth of a millisecond, hundreds of times less than an integer program over a few devices: thousands of
-steps bring a fleet near to serving everything, and programs finish (fleet_search.py). Modes are the columns of the
-relaxation near their price, and a few made for what comes short.
+A step takes less than a tenth of a millisecond, hundreds of times less than an integer program over a few devices:
+thousands of steps bring a fleet near to serving everything, and programs finish (fleet_search.py). Modes are the
+columns of the relaxation near their price, many more that are nearly as good (annealing_modes.py), and a few made for
+what comes short. A mode serves few models, so only these are looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,20 +26,30 @@ from cotenant.planners.geometry.ruin_recreate import (
     DeviceState,
     FleetState,
     ModePool,
-    ruined,
 )
 
 Array = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 STEPS_BETWEEN_CHECKS = 20  # of the budget
-SECONDS_PER_DEVICE = 3e-7  # of work, for each step
+SECONDS_PER_STEP = 1e-5  # of work
+SECONDS_PER_REFILL = 8e-6  # and for each partition that is refilled
+SECONDS_PER_REFILL_AND_ENTRY = 1e-9  # and for each model of each mode of its slot
+SECONDS_PER_COPIED_DEVICE = 1e-7  # and for each device of a state that is kept as the best
 TEMPERATURE = 1e-4  # part of the demand's value by which a step may raise the shortfall, on average, at first
+RECUT_PROBABILITY = 0.2  # of a step that empties whole devices, and cuts them anew, rather than a few partitions
+TWO_PROBABILITY = 0.1  # of two devices in such a step, rather than one
+MIN_EMPTIED, MORE_EMPTIED = 2, 2.0  # partitions in another step: at least, and so many more on average
 MADE_PROBABILITY = 0.3  # of a step that may make modes for what comes short
+TUNE_PROBABILITY = 0.15  # of a step that changes the batches of one partition, for a model that is short
+FILL_PROBABILITY = 0.1  # of making one for a partition in such a step
 NO_SHORTFALL = 1e-9  # part of the demand's value that counts as served
+TINY = 1e-12  # below which a mode gains nothing
 
 
 class FleetAnnealer:
-    """Fill and improve fixed fleets. modes: to choose from; demand: requests/s of each model; prices: of one of them.
+    """Fill and improve fixed fleets. modes: to fill devices with; more: to improve them with, besides; demand:
+    requests/s of each model; prices: of one of them.
 
     patterns: with which devices are filled first, a few of those of the fleet.
     """
@@ -46,6 +58,7 @@ class FleetAnnealer:
         self,
         fleet: Fleet,
         modes: Sequence[Mode],
+        more: Sequence[Mode],
         demand: Array,
         prices: Array,
         patterns: Sequence[Sequence[tuple[int, ...]]],
@@ -53,14 +66,15 @@ class FleetAnnealer:
     ) -> None:
         values = prices * demand
         self._prices = values / (values.sum() or 1.0) + EVEN_PRICE_FRACTION / len(values)
-        self._pool = ModePool(modes, demand)
+        self._pool, self._demand = ModePool(modes, demand), demand
         self._fleet, self._filler, self._first = fleet, filler, patterns
+        self._choices = _Choices(list(dict.fromkeys([*modes, *more])), self._prices / demand)
         self._patterns = pieces_by_kind(fleet)
 
     def filled(self, counts: Sequence[int], budget: WorkBudget) -> list[DeviceState]:
         """Return so many devices of each kind, filled one after the other; empty ones where the budget ends first."""
-        state = self._state([DeviceState(k, None, [], []) for k, count in enumerate(counts) for _ in range(count)])
-        state.patterns = self._first
+        devices = [DeviceState(k, None, [], []) for k, count in enumerate(counts) for _ in range(count)]
+        state = FleetState(devices, self._pool, self._first, self._fleet.memory_limits, self._prices, self._filler)
         for d, device in enumerate(state.devices):
             if d and device.kind == state.devices[d - 1].kind and state.repeat(d - 1, d):
                 continue
@@ -75,29 +89,236 @@ class FleetAnnealer:
         self, devices: Sequence[DeviceState], rng: np.random.Generator, budget: WorkBudget
     ) -> list[DeviceState]:
         """Return the devices with the least shortfall found."""
-        state = self._state(devices)
-        seconds = self._pool.seconds_per_step + SECONDS_PER_DEVICE * len(devices)
+        state = _Annealed(
+            self._choices, devices, self._patterns, self._fleet.memory_limits, self._filler, rng, self._demand
+        )
         shortfall = least = state.shortfall()
-        best, work = state.copy(), budget.left()
-        steps, taken = max(1.0, work / seconds), 0
-        while least > NO_SHORTFALL and (taken % STEPS_BETWEEN_CHECKS or budget.left()):
+        best, work, taken = state.copy(), budget.left(), 0
+        temperature = TEMPERATURE
+        while least > NO_SHORTFALL:
+            if taken % STEPS_BETWEEN_CHECKS == 0:
+                left = budget.left()
+                if not left:
+                    break
+                temperature = TEMPERATURE * left / work
             taken += 1
-            before, made = state.copy(), state.made_modes
-            state.refill(ruined(state, rng), rng if rng.random() < MADE_PROBABILITY else None)
-            budget.spend(seconds + SECONDS_PER_MADE_MODE * (state.made_modes - made))
+            state.begin()
+            if rng.random() < TUNE_PROBABILITY:
+                state.tune()
+            else:
+                state.refill(state.ruined())
+            budget.spend(state.work)
             after = state.shortfall()
-            temperature = TEMPERATURE * max(0.0, 1 - taken / steps)
-            if after > shortfall + temperature * -math.log(rng.random() + 1e-12):
-                state.restore(before)
+            if after > shortfall + temperature * -math.log(rng.random() + TINY):
+                state.undo()
                 continue
             shortfall = after
             if shortfall < least - NO_SHORTFALL:
                 least, best = shortfall, state.copy()
-        state.restore(best)
-        return state.devices
+                budget.spend(SECONDS_PER_COPIED_DEVICE * len(devices))
+        return [
+            DeviceState(device.kind, device.id, list(pieces), [None if each is None else each.mode for each in own])
+            for device, (pieces, own) in zip(devices, best, strict=True)
+        ]
 
-    def _state(self, devices: Sequence[DeviceState]) -> FleetState:
-        return FleetState(devices, self._pool, self._patterns, self._fleet.memory_limits, self._prices, self._filler)
+
+class _Choice(msgspec.Struct, frozen=True):
+    """Hold a mode, and what it serves of each of its models, at the prices of their rates."""
+
+    mode: Mode
+    served: tuple[tuple[int, float], ...]
+
+
+class _Table(msgspec.Struct, frozen=True):
+    """Hold the choices of a slot. Column n of `models` and `values` is choice n, padded with a model that is never
+    short; reduced, gains: of the same shape, and of one row, to compute in."""
+
+    choices: list[_Choice]
+    models: IntArray
+    values: Array
+    memory: Array
+    reduced: Array
+    gains: Array
+
+
+class _Choices:
+    """Hold the modes to choose from by slot. prices: of a request/s of each model."""
+
+    def __init__(self, modes: Sequence[Mode], prices: Array) -> None:
+        self.prices = prices
+        self._known: dict[Mode, _Choice] = {}
+        by_slot: dict[int, list[_Choice]] = {}
+        for mode in modes:
+            by_slot.setdefault(mode.slot, []).append(self.of(mode))
+        self.tables = {s: _table(choices, len(prices)) for s, choices in by_slot.items()}
+
+    def of(self, mode: Mode) -> _Choice:
+        if mode not in self._known:
+            served = zip(mode.models, mode.rates, strict=True)
+            self._known[mode] = _Choice(mode, tuple((i, float(self.prices[i]) * rate) for i, rate in served))
+        return self._known[mode]
+
+
+def _table(choices: list[_Choice], models: int) -> _Table:
+    shape = max(len(choice.served) for choice in choices), len(choices)
+    table = _Table(
+        choices,
+        np.full(shape, models, dtype=np.int64),
+        np.zeros(shape),
+        np.array([float(choice.mode.memory) for choice in choices]),
+        np.zeros(shape),
+        np.zeros(len(choices)),
+    )
+    for n, choice in enumerate(choices):
+        for row, (i, value) in enumerate(choice.served):
+            table.models[row, n], table.values[row, n] = i, value
+    return table
+
+
+class _Annealed:
+    """Hold the devices during annealing. work: seconds that the last step took.
+
+    `_left`: value of each model's rate that is not served, below 0 where more is; `_short`: the same, at least 0, and a
+    model that is never short behind.
+    """
+
+    def __init__(
+        self,
+        choices: _Choices,
+        devices: Sequence[DeviceState],
+        patterns: Sequence[Sequence[tuple[int, ...]]],
+        memory_limits: Sequence[int | None],
+        filler: RoundFiller,
+        rng: np.random.Generator,
+        demand: Array,
+    ) -> None:
+        self._choices, self._filler, self._rng = choices, filler, rng
+        self._patterns = [patterns[device.kind] for device in devices]
+        self._limits = [memory_limits[device.kind] for device in devices]
+        self._pieces = [list(device.pieces) for device in devices]
+        self._modes = [[None if mode is None else choices.of(mode) for mode in device.modes] for device in devices]
+        self._left: list[float] = (choices.prices * demand).tolist()
+        self._short = np.append(choices.prices * demand, 0.0)
+        for own in self._modes:
+            for choice in own:
+                self._change(choice, -1.0)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step, which `undo` takes back."""
+        self.work = SECONDS_PER_STEP
+        self._before: dict[int, tuple[list[int], list[_Choice | None]]] = {}
+        self._left_before, self._short_before = list(self._left), self._short.copy()
+
+    def undo(self) -> None:
+        for d, (pieces, modes) in self._before.items():
+            self._pieces[d], self._modes[d] = pieces, modes
+        self._left, self._short = self._left_before, self._short_before
+
+    def shortfall(self) -> float:
+        return float(self._short.sum())
+
+    def copy(self) -> list[tuple[list[int], list[_Choice | None]]]:
+        """Return pieces and choices of each device, which steps do not change."""
+        return [(pieces, list(own)) for pieces, own in zip(self._pieces, self._modes, strict=True)]
+
+    def ruined(self) -> list[tuple[int, int]]:
+        """Empty some partitions and return them in the order in which to refill them."""
+        rng = self._rng
+        emptied: list[tuple[int, int]] = []
+        if rng.random() < RECUT_PROBABILITY:
+            many = 2 if rng.random() < TWO_PROBABILITY else 1
+            for d in rng.permutation(len(self._modes))[:many].tolist():
+                if not self._patterns[d]:
+                    continue
+                self._touch(d)
+                for choice in self._modes[d]:
+                    self._change(choice, 1.0)
+                self._pieces[d] = list(self._patterns[d][int(rng.integers(len(self._patterns[d])))])
+                self._modes[d] = [None] * len(self._pieces[d])
+                emptied += [(d, p) for p in range(len(self._pieces[d]))]
+        else:
+            for _ in range(MIN_EMPTIED + int(rng.exponential(MORE_EMPTIED))):
+                d = int(rng.integers(len(self._modes)))
+                if not self._pieces[d]:
+                    continue
+                p = int(rng.integers(len(self._pieces[d])))
+                if (d, p) not in emptied:
+                    self._touch(d)
+                    self._change(self._modes[d][p], 1.0)
+                    self._modes[d][p] = None
+                    emptied.append((d, p))
+        return [emptied[n] for n in rng.permutation(len(emptied)).tolist()]
+
+    def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
+        """Place on each partition the mode that serves most of what is short."""
+        rng = self._rng
+        makes = rng.random() < MADE_PROBABILITY
+        for d, p in partitions:
+            s = self._pieces[d][p]
+            table = self._choices.tables.get(s)
+            if table is None:
+                continue
+            reduced, gains = table.reduced, table.gains
+            np.take(self._short, table.models, out=reduced, mode="clip")
+            np.minimum(reduced, table.values, out=reduced)
+            np.add.reduce(reduced, axis=0, out=gains)
+            self.work += SECONDS_PER_REFILL + SECONDS_PER_REFILL_AND_ENTRY * reduced.size
+            memory_left = self._memory_left(d)
+            if memory_left < math.inf:
+                gains[table.memory > memory_left] = -1.0
+            n = int(gains.argmax())
+            chosen, gain = table.choices[n], float(gains[n])
+            if makes and rng.random() < FILL_PROBABILITY:
+                self.work += SECONDS_PER_MADE_MODE
+                made = self._filler.fill(s, self._short[:-1] / self._choices.prices, memory_left)
+                if made is not None:
+                    other = self._choices.of(made)
+                    own = sum(min(value, self._left[i]) for i, value in other.served if self._left[i] > 0)
+                    chosen, gain = (other, own) if own > gain else (chosen, gain)
+            if gain > TINY:
+                self._modes[d][p] = chosen
+                self._change(chosen, -1.0)
+
+    def tune(self) -> None:
+        """Make a mode anew for the models of some partition and one that is short: with batches as small as what others
+        leave to it allows, it may have room."""
+        d = int(self._rng.integers(len(self._modes)))
+        if not self._pieces[d]:
+            return
+        p = int(self._rng.integers(len(self._pieces[d])))
+        old = self._modes[d][p]
+        short = np.flatnonzero(self._short)
+        i = int(short[int(self._rng.integers(len(short)))])
+        self._touch(d)
+        self._change(old, 1.0)
+        self._modes[d][p] = None
+        self.work += SECONDS_PER_MADE_MODE
+        models = () if old is None else old.mode.models
+        first = [*models, *(() if i in models else (i,))]
+        made = self._filler.fill(
+            self._pieces[d][p], self._short[:-1] / self._choices.prices, self._memory_left(d), first
+        )
+        chosen = old if made is None else self._choices.of(made)
+        self._modes[d][p] = chosen
+        self._change(chosen, -1.0)
+
+    def _touch(self, d: int) -> None:
+        if d not in self._before:
+            self._before[d] = self._pieces[d], self._modes[d]
+            self._modes[d] = list(self._modes[d])
+
+    def _change(self, choice: _Choice | None, sign: float) -> None:
+        for i, value in choice.served if choice is not None else ():
+            left = self._left[i] = self._left[i] + sign * value
+            self._short[i] = max(left, 0.0)
+
+    def _memory_left(self, d: int) -> float:
+        """Return the bytes of a device that its workers leave to others; inf where memory cannot limit."""
+        limit = self._limits[d]
+        if limit is None:
+            return math.inf
+        return float(limit - sum(choice.mode.memory for choice in self._modes[d] if choice is not None))
 
 
 def pieces_by_kind(fleet: Fleet) -> list[list[tuple[int, ...]]]:

@@ -104,7 +104,7 @@ class Diver:
         self.pool = ColumnPool(fleet.slots, fleet.memory_limits, self.singles)
         self.geometries = [kind.geometry for kind in catalog.problem.fleet]
         self._share_prices = np.array([fleet.prices[slot.kind] * slot.share / WHOLE for slot in fleet.slots])
-        self._knapsack = RoundKnapsack(catalog, slots)
+        self.knapsack = RoundKnapsack(catalog, slots)
         self._pricing_work = SECONDS_PER_PRICING * len(slots) * catalog.options.latency[0].size
 
     def relax(
@@ -137,7 +137,7 @@ class Diver:
                     self.slots, solution.demand_duals, program.demand, solution.slot_duals
                 )
                 if thorough is not None and thorough.left():
-                    priced += self._knapsack.valuable_modes(
+                    priced += self.knapsack.valuable_modes(
                         solution.demand_duals, program.demand, solution.slot_duals, thorough
                     )
                 program.pool.extend(((mode, 1),) for mode in priced)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.annealing import FleetAnnealer, pieces_by_kind, with_free_pieces
+from cotenant.planners.geometry.annealing_modes import annealing_modes
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.covering import ColumnPool, CoverProgram
 from cotenant.planners.geometry.device_assembly import pack_devices
@@ -48,8 +49,7 @@ NEXT_SLACK = (
 )
 ANNEALED_SHARE = 0.9  # of a fleet's time, for simulated annealing before integer programs
 FILLED_SHARE = 0.3  # of that, which making a start anew may take
-NEAR_PRICE = 0.6  # value over price of the columns from which annealing chooses
-MAX_CELLS = 3_000_000  # models times columns: what annealing keeps of each takes 24 bytes
+TRIED_SHARE = 0.2  # of what is left then, for each of two starts, the better of which takes the rest
 MAX_FIRST_PATTERNS = 12  # of a kind, with which a start is made
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
 SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes
@@ -119,8 +119,7 @@ class FleetSearch:
         """
         best = list(devices)
         if self._missing(self.served(best)).any():
-            every = self.resized(best, [0 if count == math.inf else round(count) for count in self.fleet.counts])
-            improved = self.improve(every, self.budget.part(FLEET_SHARE))
+            improved = self._started(best, [0 if count == math.inf else round(count) for count in self.fleet.counts])
             best = min([best, [device for device in improved if device.modes]], key=self.rank)
         if not best or least <= 0:
             return best
@@ -145,6 +144,8 @@ class FleetSearch:
                 failed = slack
                 nearest = min([found, *([] if nearest is None else [nearest])], key=self._shortfall_of)
         if nearest is not None and self._cost(nearest) < self._cost(best) * (1 - 1e-9):
+            start = [self._state_of(device) for device in nearest]
+            nearest = _placed(self._annealer.improved(start, self._rng, self.budget.part(ANNEALED_SHARE)))
             best = min([best, self._completed(self.improve(nearest, self.budget))], key=self.rank)
         return best
 
@@ -186,30 +187,22 @@ class FleetSearch:
             self._annealer.filled(counts, annealed.part(FILLED_SHARE)),
             [self._state_of(device) for device in self.resized(devices, counts)],
         ]
-        found = []
-        for n, start in enumerate(starts):
-            part = annealed.part(1 / (len(starts) - n))
-            found.append(_placed(self._annealer.improved(start, self._rng, part)))
-            if not self._missing(self.served(found[-1])).any():
-                return found[-1]
-        return self.improve(min(found, key=self._shortfall_of), budget)
+        tried = [self._annealer.improved(start, self._rng, annealed.part(TRIED_SHARE)) for start in starts]
+        nearest = min(tried, key=lambda each: self._shortfall_of(_placed(each)))
+        found = _placed(self._annealer.improved(nearest, self._rng, annealed))
+        return self.improve(found, budget)
 
     @cached_property
     def _annealer(self) -> FleetAnnealer:
         """Return the annealer of the columns near their price; devices are filled first with the patterns that earn
         most at the prices of slots."""
-        pool = self.diver.pool
-        value = pool.values(self.prices, self.demand)
-        price = np.add.reduceat(self.slot_prices[pool.slots.index] * pool.slots.value, pool.slots.starts[:-1])
-        near = np.flatnonzero((value >= NEAR_PRICE * price) & (pool.sizes == 1))
-        worth = np.divide(value, price, out=np.full_like(value, np.inf), where=price > 0)
-        nearest = near[np.argsort(-worth[near], kind="stable")][: MAX_CELLS // len(self.demand)]
-        modes = [pool.columns[n][0][0] for n in np.sort(nearest).tolist()]
+        modes, more = annealing_modes(self.diver, self.demand, self.prices, self.slot_prices, self.budget)
         first = [
             sorted(patterns, key=lambda pieces: -float(self.slot_prices[list(pieces)].sum()))[:MAX_FIRST_PATTERNS]
             for patterns in pieces_by_kind(self.fleet)
         ]
-        return FleetAnnealer(self.fleet, modes, self.demand, self.prices, first, RoundFiller(self.catalog))
+        filler = RoundFiller(self.catalog)
+        return FleetAnnealer(self.fleet, modes, more, self.demand, self.prices, first, filler)
 
     def _state_of(self, device: PlacedDevice) -> DeviceState:
         pieces = with_free_pieces(device.modes, pieces_by_kind(self.fleet)[device.kind])

@@ -37,6 +37,9 @@ SCALE_STEP = 1.003  # from the largest multiple reached to the next that is sear
 MAX_ASSEMBLIES = 4
 BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
 NEAREST_SHARE = 0.8  # of the work left then, for that over the columns of both dives that are nearest to their price
+MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than these two programs
+ANNEALED_SHARES = 0.1, 0.3  # which they get there instead
+ONE_MODEL_SHARE = 0.1  # of the work left, for the integer program of one model a partition
 SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
 
 
@@ -111,13 +114,15 @@ def _covers(
         other = Diver(fleet, catalog, singles, context.planning_slots, budget)
         covers.append(other.cover(demand, bundles=False).cover)
         found = other.pool.columns
-    if (bundled := diver.solve_bundled(dive, demand, BUNDLED_SHARE)) is not None:
+    annealed = context.estimated_devices() <= MAX_ANNEALED_DEVICES
+    bundled_share, nearest_share = ANNEALED_SHARES if annealed else (BUNDLED_SHARE, NEAREST_SHARE)
+    if (bundled := diver.solve_bundled(dive, demand, bundled_share)) is not None:
         covers.append(bundled)
     diver.pool.extend(found)
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
-    starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, NEAREST_SHARE), demand))
+    starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, nearest_share), demand))
     # One model on each partition: a small program, whose plans are often hard to beat.
-    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, 0.8), demand))
+    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, ONE_MODEL_SHARE), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 

@@ -148,6 +148,8 @@ class ModeCatalog:
         """
         options = self.options
         depth = int((2 * options.latency[s, models] <= self.slo[models, None]).sum(axis=1).max())
+        if not depth:
+            return []
         chosen = np.arange(depth)
         if depth > MAX_PAIRED_OPTIONS:
             chosen = np.unique(np.rint(np.geomspace(1, depth, MAX_PAIRED_OPTIONS)).astype(np.int64)) - 1

@@ -6,14 +6,19 @@ from itertools import product
 
 import msgspec
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from benchmarks.planner_problems import Recipe, problem
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
+from cotenant.planners.geometry import annealing
 from cotenant.planners.geometry.annealing import FleetAnnealer, pieces_by_kind, with_free_pieces
+from cotenant.planners.geometry.annealing_modes import NEAR_PRICE_OF_MORE, annealing_modes
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import Fleet
+from cotenant.planners.geometry.cutting_patterns import CuttingPattern
+from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.round_knapsack import RoundKnapsack
 from cotenant.planners.geometry.ruin_recreate import DeviceState
@@ -64,7 +69,8 @@ def annealer_of(context: PlanningContext) -> FleetAnnealer:
         context.slots, context.patterns, context.counts, context.prices, context.memory_limits, 100 / context.rates
     )
     first = pieces_by_kind(fleet)
-    return FleetAnnealer(fleet, context.singles, context.rates, 1 / context.rates, first, RoundFiller(context.catalog))
+    prices, filler = 1 / context.rates, RoundFiller(context.catalog)
+    return FleetAnnealer(fleet, context.singles, [], context.rates, prices, first, filler)
 
 
 def shortfall(context: PlanningContext, devices: list[DeviceState]) -> float:
@@ -78,12 +84,69 @@ def shortfall(context: PlanningContext, devices: list[DeviceState]) -> float:
 
 def test_annealing_serves_more_with_the_same_devices_and_the_same_in_every_run() -> None:
     context = PlanningContext(ASKED)
-    annealer, counts = annealer_of(context), [2, 1]
-    filled = annealer.filled(counts, WorkBudget(ASKED))
-    improved = [annealer.improved(filled, np.random.default_rng(1), WorkBudget(ASKED)) for _ in range(2)]
+    filled = annealer_of(context).filled([2, 1], WorkBudget(ASKED))
+    improved = [annealer_of(context).improved(filled, np.random.default_rng(1), WorkBudget(ASKED)) for _ in range(2)]
     assert [device.kind for device in improved[0]] == [0, 0, 1]
     assert shortfall(context, improved[0]) < 0.9 * shortfall(context, filled)
     assert improved[0] == improved[1]
+
+
+def test_annealing_keeps_devices_within_their_memory() -> None:
+    asked = msgspec.structs.replace(problem(Recipe(seed=25, models=6, devices=4, kinds=1, geometry="none", memory=8)))
+    asked = msgspec.structs.replace(asked, time_limit=0.2)
+    context = PlanningContext(asked)
+    assert context.memory_limits == [8 << 30]
+    annealer = annealer_of(context)
+    improved = annealer.improved(annealer.filled([3], WorkBudget(asked)), np.random.default_rng(1), WorkBudget(asked))
+    used = [sum(mode.memory for mode in device.modes if mode is not None) for device in improved]
+    assert max(used) > 4 << 30
+    assert max(used) <= 8 << 30
+
+
+def test_a_batch_is_made_smaller_where_that_makes_room_for_a_model_that_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One partition, and a mode for either model alone in the pool: only batches made anew serve both."""
+    monkeypatch.setattr(annealing, "MADE_PROBABILITY", 0.0)
+    context = PlanningContext(ASKED)
+    s = max(context.usable_slots, key=lambda s: context.slots[s].share)
+    kind = context.slots[s].kind
+    singles = {mode.models[0]: mode for mode in context.singles if mode.slot == s}
+    demand = np.zeros(len(context.rates))
+    for i in (0, 1):
+        demand[i] = 0.1 * singles[i].rates[0]
+    demand[2:] = 1e-9
+    pattern = CuttingPattern(kind, ((s, 1),))
+    counts = [float(k == kind) for k in range(len(context.counts))]
+    fleet = Fleet(context.slots, [pattern], counts, context.prices, context.memory_limits, np.ones(len(demand)))
+    prices = np.array([1.0, 1.0, 0.0, 0.0]) / demand
+    filler, modes = RoundFiller(context.catalog), [singles[0], singles[1]]
+    annealer = FleetAnnealer(fleet, modes, [], demand, prices, pieces_by_kind(fleet), filler)
+    alone = [DeviceState(kind, None, [s], [singles[0]])]
+    (device,) = annealer.improved(alone, np.random.default_rng(1), WorkBudget(ASKED))
+    (mode,) = device.modes
+    assert mode is not None
+    served = dict(zip(mode.models, mode.rates, strict=True))
+    assert all(served[i] >= demand[i] * (1 - ROUNDING_TOLERANCE) for i in (0, 1))
+
+
+def test_further_modes_are_many_and_nearly_worth_their_price() -> None:
+    context = PlanningContext(ASKED)
+    singles = context.planning_modes(context.catalog)
+    fleet = Fleet(
+        context.slots, context.patterns, context.counts, context.prices, context.memory_limits, 1e3 / context.rates
+    )
+    diver = Diver(fleet, context.catalog, singles, context.planning_slots, context.budget)
+    relaxed = diver.relaxation(context.rates)
+    assert relaxed is not None
+    prices, slot_prices = relaxed.solution.demand_duals, relaxed.solution.slot_duals
+    modes, more = annealing_modes(diver, context.rates, prices, slot_prices, context.budget)
+    assert {column[0][0] for column in diver.pool.columns} >= set(modes)
+    assert len(set(more) - set(modes)) > len(modes)
+    for mode in more:
+        own = zip(mode.models, mode.rates, strict=True)
+        worth = sum(prices[i] * min(rate, context.rates[i]) for i, rate in own)
+        assert worth >= NEAR_PRICE_OF_MORE * slot_prices[mode.slot] * (1 - 1e-9)
 
 
 def test_devices_stay_empty_where_no_work_is_left() -> None:
