@@ -23,7 +23,7 @@ from cotenant.planners.applications import carried_rates, slo_of
 from cotenant.sim.run import simulate
 from cotenant.workload import Workload
 
-# Maximum requests to simulate with each seed, and the number of seeds.
+# Maximum seconds and requests to simulate with each seed, and the number of seeds.
 MAX_SECONDS = 300.0
 MAX_REQUESTS = 30_000
 RUNS = 3
@@ -48,15 +48,22 @@ class SimulatedSlos(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate_slos(
-    plan: Plan, problem: Problem, *, runs: int = RUNS, chance: float = CHANCE, all_verdicts: bool = True
+    plan: Plan,
+    problem: Problem,
+    *,
+    runs: int = RUNS,
+    chance: float = CHANCE,
+    all_verdicts: bool = True,
+    max_requests: int = MAX_REQUESTS,
 ) -> SimulatedSlos:
     """Simulate a plan under Poisson arrivals at the rates that it serves.
 
     runs: at most, each with its own seed. chance: probability of failing a plan that misses exactly as much as allowed.
     all_verdicts: whether to continue after the first missed SLO, until every verdict is known.
+    max_requests: to simulate with each seed.
     """
     rates = {name: rate for name, rate in carried_rates(plan, problem).items() if rate}
-    seconds = min(MAX_SECONDS, MAX_REQUESTS / sum(plan.rates().values())) if rates else 0.0
+    seconds = min(MAX_SECONDS, max_requests / sum(plan.rates().values())) if rates else 0.0
     counts = {
         name: _MissCount(runs * seconds * rate, 1 - slo_of(problem, name).attainment, chance)
         for name, rate in rates.items()

@@ -13,16 +13,17 @@ from cotenant.control.adaptation import Cause, Solve, Solved, SolveStep
 from cotenant.core.application import Application, Stage
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
-from cotenant.core.plan import Plan
+from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.plan_diff import diff_plans
 from cotenant.core.profile import slowed_profiles
 from cotenant.planners import Problem
 from cotenant.planners.check import check
 from cotenant.planners.forecast import attains
 from cotenant.planners.front_end import FrontEnd
-from cotenant.planners.rates import at_rates
+from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.replan import TOO_SLOW, Replanner, with_devices
+from cotenant.sim.plan_validation import simulate_slos
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 500, 600, 800, 1000)
@@ -60,6 +61,42 @@ def test_plan_in_force_that_serves_the_rates_is_kept() -> None:
     for name, rate in solved.sustained.items():
         assert rate >= (RATES | {"a": 105.0})[name]
     assert attains(solved.plan, at_rates(PROBLEM, solved.sustained))
+
+
+def test_rates_are_sustained_only_where_a_simulation_agrees_with_the_forecast() -> None:
+    """Requests for b go to the small partition, which answers sooner, and take the time of a there."""
+    cuts, rates = (200, 800), {"a": 250.0, "b": 500.0}
+    profiles = {
+        ("a", "k"): linear("a", "k", 0.0005, 0.00018, cuts=cuts, batches=(1, 6)),
+        ("b", "k"): linear("b", "k", 0.0005, 0.0006, cuts=cuts, batches=(1, 2, 16)),
+    }
+    problem = Problem(
+        models=(Model(name="a", slo=0.027), Model(name="b", slo=0.08)),
+        rates=rates,
+        fleet=(Kind(name="k", count=1, cuts=cuts),),
+        profiles=profiles,
+    )
+
+    def placed(share: int, *loads: tuple[str, int, float]) -> Partition:
+        latencies = [profiles[model, "k"].latency(batch, share) for model, batch, _ in loads]
+        return Partition(
+            share=share,
+            placements=tuple(
+                Placement(model=model, batch=batch, rate=rate, duty=sum(latencies), latency=latency)
+                for (model, batch, rate), latency in zip(loads, latencies, strict=True)
+            ),
+        )
+
+    small, large = placed(200, ("a", 6, 250.0), ("b", 2, 100.0)), placed(800, ("b", 16, 400.0))
+    plan = rescaled_plan(Plan(planner="p", devices=(Device(id=ONE[0], partitions=(small, large)),)), problem)
+    solved = Replanner(problem)(Solve(number=1, rates=rates, offered=rates, current=plan, devices=ONE))
+    assert solved.step is SolveStep.KEEP and solved.plan is not None
+    for name, rate in rates.items():
+        assert rate < solved.sustained[name] < 1.5 * rate
+    more = at_scale(problem, 1.5)
+    assert attains(rescaled_plan(plan, more), more)
+    assert not simulate_slos(rescaled_plan(plan, more), problem).passed
+    assert simulate_slos(rescaled_plan(plan, at_rates(problem, solved.sustained)), problem).passed
 
 
 def test_plan_that_is_kept_for_other_rates_is_proven_no_more() -> None:
