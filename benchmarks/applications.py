@@ -80,7 +80,7 @@ def main() -> None:
         if plan.unserved:
             continue
         expected = forecast(plan, problem).applications["app"].attainment
-        (seen, *_) = simulate(problem, plan, seconds=SECONDS).models
+        (seen, *_) = simulate(plan, problem, seconds=SECONDS).models
         if seen.attainment is not None:
             errors.append(100 * (expected - seen.attainment))
             violated += not seen.slo_met

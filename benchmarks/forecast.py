@@ -90,7 +90,7 @@ def differences(plans: list[tuple[Plan, Problem]]) -> tuple[list[float], list[fl
         expected = forecast(plan, problem).models
         sharing = {p.model for _, partition, p in plan.placements() if len(partition.placements) > 1}
         total, requests = 0.0, 0
-        for seen in simulate(problem, plan, seconds=100_000 / sum(problem.rates.values()), seed=1).models:
+        for seen in simulate(plan, problem, seconds=100_000 / sum(problem.rates.values()), seed=1).models:
             if seen.attainment is not None:
                 difference, count = expected[seen.model].attainment - seen.attainment, sum(seen.outcomes.values())
                 total, requests = total + count * difference, requests + count

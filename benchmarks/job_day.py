@@ -138,7 +138,7 @@ def repeated(rates: dict[str, float], seconds: float, folder: Path) -> Workload:
 def run(problem: Problem, plan: Plan, seconds: float, usage: Usage | None = None) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         workload = repeated(problem.rates, seconds, Path(folder))
-        return simulate(problem, plan, workload, seconds=seconds, watch_jobs=None if usage is None else usage.watch)
+        return simulate(plan, problem, workload, seconds=seconds, watch_jobs=None if usage is None else usage.watch)
 
 
 def attainment(report: Report) -> float:

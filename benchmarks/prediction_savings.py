@@ -189,7 +189,7 @@ def scored(asked: Problem, seed: int, family: str, setting: float, interference:
     real = msgspec.structs.replace(asked, interference=world(kind.name).truth)
     rates = made.rates()
     seconds = REQUESTS / math.fsum(rates.values())
-    report = simulate(real, made, Workload.poisson(rates), seconds=seconds, seed=seed)
+    report = simulate(made, real, Workload.poisson(rates), seconds=seconds, seed=seed)
     offered = math.fsum(row.offered for row in report.models)
     return Score(
         gpu=kind.name,

@@ -68,7 +68,7 @@ async def rows(problem: Problem, flags: Sequence[str], loads: Sequence[float], s
             simulated, median = (
                 {
                     row.model: row
-                    for row in simulate(variant, plan, Workload.poisson(rates), seconds=seconds, seed=seed).models
+                    for row in simulate(plan, variant, Workload.poisson(rates), seconds=seconds, seed=seed).models
                 }
                 for variant in (problem, middle)
             )

@@ -130,8 +130,8 @@ def run(name: str, given: Case, seconds: float, variant: str) -> Run:
     adaptation = Adaptation(controller=controller, solver=Replanner(problem), provider=cloud, log=told)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         report = simulate(
-            problem,
             given.plan,
+            problem,
             load_of(name, given, seconds, Path(folder)),
             seconds=seconds,
             seed=0,

@@ -86,7 +86,7 @@ def run(given: Case, workload: Workload, seconds: float, seed: int) -> Outcome:
     controller = ControllerBuilt.of(problem, given.plan).controller()
     adaptation = Adaptation(controller=controller, solver=Replanner(problem))
     report: Report = simulate(
-        problem, given.plan, workload, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP
+        given.plan, problem, workload, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP
     )
     changes = sum(decision.action.startswith("in force") for decision in controller.status().decisions)
     return Outcome(changes, min(row.attainment for row in report.models if row.attainment is not None))

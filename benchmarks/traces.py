@@ -222,7 +222,7 @@ def run(trace: str, loop: str, given: Case, start: float, seconds: float, seed: 
 
 def _fixed_plan(problem: Problem, devices: int, load: Workload, seconds: float, seed: int) -> tuple[Report, float]:
     """Return a report, and device-seconds, of one plan for the largest multiple of the rates."""
-    report = simulate(problem, largest_plan(problem, devices), load, seconds=seconds, seed=seed)
+    report = simulate(largest_plan(problem, devices), problem, load, seconds=seconds, seed=seed)
     return report, devices * seconds
 
 
@@ -243,7 +243,7 @@ def _controlled(given: Case, loop: str, load: Workload, seconds: float, seed: in
     controller = LOOPS[loop](problem, devices, cloud.offers())
     solver = PlanPerCount(problem) if loop in BY_COUNT else Replanner(problem)
     adaptation = Adaptation(controller=controller, solver=solver, provider=cloud)
-    report = simulate(problem, plan, load, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP)
+    report = simulate(plan, problem, load, seconds=seconds, seed=seed, adaptation=adaptation, startup=STARTUP)
     return report, sum(cloud.device_seconds(seconds).values())
 
 

@@ -6,7 +6,7 @@ The operations of the command line, as functions on the same values:
     plan = cotenant.plan(problem)                        # validated by simulation
     cotenant.check(plan, problem)                        # its violations: []
     cotenant.forecast(plan, problem)                     # predicted under Poisson arrivals
-    cotenant.simulate(problem, plan, seconds=60)         # with the server's own dispatcher
+    cotenant.simulate(plan, problem, seconds=60)         # with the server's own dispatcher
 
 Names are imported on first use: a worker process, which imports this package too, needs none of them.
 """

@@ -196,8 +196,8 @@ def run_controlled(
     names = [model.name for model in environment.models]
     recorder = Recorder(response_times, names, {}, seconds=seconds, intervals=periods)
     report = simulate(
-        environment,
         plan,
+        environment,
         workload,
         seconds=seconds,
         seed=seed,

@@ -37,7 +37,7 @@ def test_package_functions_accept_paths_as_text(tmp_path: Path) -> None:
     assert cotenant.compare(problem, [plan], {}).rows[0].devices == 1
     assert cotenant.diff_plans(plan, plan).workers_started == 0
     assert cotenant.explain(plan, problem).unserved == ()
-    assert isinstance(cotenant.simulate(problem, plan, seconds=1), cotenant.Report)
+    assert isinstance(cotenant.simulate(plan, problem, seconds=1), cotenant.Report)
 
 
 def test_problem_with_an_unknown_objective_is_rejected() -> None:

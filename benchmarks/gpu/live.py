@@ -238,8 +238,8 @@ class _LoadedServer:
         for load in LOADS:
             live = await self._run_load(models, plan, load, COMPARED, seed=0)
             workload = Workload.poisson({model.name: plan.rate(model.name) * load for model in models})
-            foreseen = simulate(problem, plan, workload, seconds=COMPARED)
-            as_observed = simulate(problem, plan, workload, seconds=COMPARED, observed=took)
+            foreseen = simulate(plan, problem, workload, seconds=COMPARED)
+            as_observed = simulate(plan, problem, workload, seconds=COMPARED, observed=took)
             rows.append(
                 {
                     "load": load,

@@ -80,8 +80,8 @@ def simulate_adaptive(
     rolled: list[Plan] = []
     adaptation = Adaptation(controller=controller, solver=Replanner(problem, plan.planner), log=told)
     report = simulate(
-        problem,
         plan,
+        problem,
         workload,
         seconds=seconds,
         seed=seed,

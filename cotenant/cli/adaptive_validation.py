@@ -217,8 +217,8 @@ def simulated_run(
     own = {name: max(slowdown / mean, MIN_FACTOR) for name, slowdown in slowdowns.models.items()}
     environment = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, own))
     report = simulate(
-        environment,
         plan,
+        environment,
         workload,
         seconds=seconds,
         seed=seed,

@@ -237,9 +237,9 @@ def simulate_recorded(
         names = [model.name for model in problem.models]
         recorder = Recorder(Dispatcher().handle, names, slots, seconds=seconds, progress=passed)
         same = partial(run, seconds=seconds, seed=seed, failures=failures, lend=lend, standbys=standbys)
-        report = same(problem, plan, workload, handle=recorder)
+        report = same(plan, problem, workload, handle=recorder)
         report = msgspec.structs.replace(report, timeline=recorder.timeline())
         if plan != (alone := without_jobs(plan)):
-            other = same(problem, alone, workload)
+            other = same(alone, problem, workload)
             report = msgspec.structs.replace(report, without_jobs=other.models)
     return report

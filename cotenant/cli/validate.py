@@ -154,8 +154,8 @@ async def compare_loads(
             lend: bool = False,  # what was recorded has been lent already
         ) -> Report:
             report = simulate(
-                _without_outside_time(problem, outside),
                 plan,
+                _without_outside_time(problem, outside),
                 workload,
                 seconds=seconds,
                 seed=seed,

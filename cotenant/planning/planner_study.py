@@ -145,7 +145,7 @@ def _bound(proven: float, problem: Problem) -> float:
 
 def _missed(plan: Plan, offered: Problem, task: StudyTask) -> float | None:
     """Return the fraction of requests that are rejected or late; None where none are offered."""
-    report = simulate(offered, plan, seconds=task.seconds, seed=task.seed)
+    report = simulate(plan, offered, seconds=task.seconds, seed=task.seed)
     stayed = sum(model.stayed for model in report.models)
     return sum(model.missed for model in report.models) / stayed if stayed else None
 

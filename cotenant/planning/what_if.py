@@ -121,8 +121,8 @@ def run_scenario(trial: ScenarioTask) -> ScenarioResult:
     slots = lane_places(plan, problem.fleet)
     recorder = Recorder(Dispatcher().handle, names, slots, seconds=trial.seconds, intervals=1)
     report = simulate(
-        problem,
         plan,
+        problem,
         question.workload,
         seconds=trial.seconds,
         seed=trial.seed,

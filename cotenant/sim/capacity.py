@@ -92,7 +92,7 @@ class SimulationTask(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_simulation(task: SimulationTask) -> Report:
     """Simulate a task."""
-    return simulate(task.problem, task.plan, task.workload, seconds=task.seconds, seed=task.seed, lend=task.lend)
+    return simulate(task.plan, task.problem, task.workload, seconds=task.seconds, seed=task.seed, lend=task.lend)
 
 
 def attainment_at(multiple: float, reports: Sequence[Report]) -> LoadLevel:

@@ -83,7 +83,7 @@ def simulate_slos(
     workload = Workload.poisson(rates)
     seeds: list[int] = []
     for seed in range(runs if counts else 0):
-        report = simulate(problem, plan, workload, seconds=seconds, seed=seed, over=over)
+        report = simulate(plan, problem, workload, seconds=seconds, seed=seed, over=over)
         seeds.append(seed)
         for row in report.models:
             if row.model in counts:

@@ -53,8 +53,8 @@ _STANDS = ("kind", "count", "id", "sum", "geometry", "memory", "job", "job twice
 
 
 def simulate(
-    problem: Problem,
     plan: Plan,
+    problem: Problem,
     workload: Workload | None = None,
     *,
     seconds: float,

@@ -163,8 +163,8 @@ def simulated(
 ) -> Report:
     """Simulate the rates of the old plan, on a plan that may change."""
     return simulate(
-        change.environment,
         plan,
+        change.environment,
         Workload.poisson(change.rates),
         seconds=SECONDS,
         seed=seed,

@@ -179,7 +179,7 @@ def attainment(plan: Plan, environment: Problem, trial: Trial, x: float) -> floa
         environment = msgspec.structs.replace(environment, applications=(group.application,))
         plan = msgspec.structs.replace(plan, split={group.application.name: group.targets})
         rates = {group.application.name: x}
-    report = simulate(environment, plan, Workload.poisson(rates), seconds=seconds, seed=trial.seed)
+    report = simulate(plan, environment, Workload.poisson(rates), seconds=seconds, seed=trial.seed)
     rows = [row for row in report.models if row.model in rates]
     offered = math.fsum(row.offered for row in rows)
     return math.fsum(row.goodput for row in rows) / offered if offered else 1.0

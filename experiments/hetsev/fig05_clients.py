@@ -94,7 +94,7 @@ def answered(asked: Problem, instances: int, seed: int) -> tuple[float, float]:
     plan = instance_plan(asked, instances)
     models = [model.name for model in asked.models]
     sources = {model: ClosedLoop(CLIENTS // len(models), samples=MODELS[model][2]) for model in models}
-    report = simulate(asked, plan, Workload(sources, dict.fromkeys(sources, math.inf)), seconds=SECONDS, seed=seed)
+    report = simulate(plan, asked, Workload(sources, dict.fromkeys(sources, math.inf)), seconds=SECONDS, seed=seed)
     queries = sum(row.outcomes["served"] / MODELS[row.model][2] for row in report.models) / SECONDS
     return queries, CLIENTS / queries
 

@@ -104,7 +104,7 @@ def _asked(system: System) -> Problem:
 
 
 def _moment(problem: Problem, plan: Plan, before: Plan | None, seed: int) -> Moment:
-    report = simulate(problem, plan, seconds=SECONDS, seed=seed)
+    report = simulate(plan, problem, seconds=SECONDS, seed=seed)
     offered = sum(model.offered for model in report.models)
     answered = sum(model.served for model in report.models)
     in_time = sum(model.goodput for model in report.models)

@@ -153,7 +153,7 @@ def test_lines_of_a_growing_log_are_complete_ones(tmp_path: Path) -> None:
 
 
 def run(source: str, seed: int, lag: float | None = None) -> Report:
-    report = simulate(PROBLEM, PLAN, seconds=5, seed=seed)
+    report = simulate(PLAN, PROBLEM, seconds=5, seed=seed)
     return Report(source=source, seconds=5, models=report.models, lag=lag)
 
 
@@ -164,7 +164,7 @@ def test_comparison_summary_states_the_largest_differences() -> None:
     ) == "p50 within 0.0 % (a), half within 0.0, p99 within 0.0 % (a), half within 0.0, " + (
         "attainment within 0.0 points (a)"
     )
-    few = Report(source="live", seconds=0.1, models=simulate(PROBLEM, PLAN, seconds=0.1).models)
+    few = Report(source="live", seconds=0.1, models=simulate(PLAN, PROBLEM, seconds=0.1).models)
     assert largest_difference(same, few) == "no model had 200 requests; run longer with --duration"
     it = Comparison(
         load=0.5,
@@ -204,7 +204,7 @@ def test_validate_compares_a_run_that_adapts_with_its_simulation(program: Progra
 
 
 def test_adaptive_comparison_shows_both_runs() -> None:
-    report = simulate(PROBLEM, PLAN, Workload.poisson({"a": 5.0}), seconds=5.0)
+    report = simulate(PLAN, PROBLEM, Workload.poisson({"a": 5.0}), seconds=5.0)
     decision = Decision(time=1.5, action="plan again", reason="a is offered 200/s")
     live = AdaptiveRunReport(report=report, decisions=(decision,), plans=("rate: keep",), rollouts=())
     other = msgspec.structs.replace(live, plans=(), decisions=())
@@ -224,7 +224,7 @@ def test_adaptive_comparison_shows_both_runs() -> None:
 
 
 def test_replay_that_decides_otherwise_is_told_from_a_simulation_that_does() -> None:
-    report = simulate(PROBLEM, PLAN, Workload.poisson({"a": 5.0}), seconds=5.0)
+    report = simulate(PLAN, PROBLEM, Workload.poisson({"a": 5.0}), seconds=5.0)
     built = ControllerBuilt(devices=tuple(device.id for device in PLAN.devices), targets={"a": 0.99})
     adopted = Adopted(plan=PLAN, rates={"a": 5.0})
     quiet = ControllerLine(now=0.0, event=adopted, commands=[])

@@ -207,7 +207,7 @@ def test_forecast_of_single_lane_agrees_with_simulator(
     curve = [fixed + work * n for n in range(1, batch + 1)]
     rate = load * batch / curve[-1]
     plan, problem = lanes([curve], [rate], [2 * curve[-1] * slack])
-    (seen,) = simulate(problem, plan, seconds=20_000 / rate, seed=seed).models
+    (seen,) = simulate(plan, problem, seconds=20_000 / rate, seed=seed).models
     assert forecast(plan, problem).models["m0"].attainment == pytest.approx(seen.attainment, abs=0.025)
 
 
@@ -229,7 +229,7 @@ def test_forecast_large_batches_at_capacity_within_a_point_of_the_simulator(
     curve = [0.020 + 0.0005 * n for n in range(1, 38)]
     rate = load * 37 / curve[-1]
     plan, problem = lanes([curve], [rate], [2 * curve[-1] * slack])
-    (seen,) = simulate(problem, plan, seconds=200_000 / rate, seed=9).models
+    (seen,) = simulate(plan, problem, seconds=200_000 / rate, seed=9).models
     assert forecast(plan, problem).models["m0"].attainment == pytest.approx(seen.attainment, abs=error)
 
 
@@ -264,7 +264,7 @@ def test_forecast_of_varying_latencies_has_lower_attainment() -> None:
     ]
     problem = msgspec.structs.replace(problem, profiles={("m0", "k"): Profile("m0", "k", points)})
     expected = forecast(plan, problem).models["m0"].attainment
-    (seen,) = simulate(problem, plan, seconds=20_000 / rate, seed=1).models
+    (seen,) = simulate(plan, problem, seconds=20_000 / rate, seed=1).models
     assert seen.attainment is not None
     # What is admitted at the last moment and late all the same is not counted.
     assert seen.attainment < expected < steady - 0.01

@@ -32,8 +32,8 @@ def test_medians_with_lending_are_those_of_the_simulator_on_average(planned: tup
     problem, plan = planned
     problem = msgspec.structs.replace(problem, rates={name: rate * load for name, rate in problem.rates.items()})
     floor, predicted = forecast(plan, problem).models, forecast(plan, problem, lend=True).models
-    held = {row.model: row.p50 for row in simulate(problem, plan, seconds=20).models}
-    lent = {row.model: row.p50 for row in simulate(problem, plan, seconds=20, lend=True).models}
+    held = {row.model: row.p50 for row in simulate(plan, problem, seconds=20).models}
+    lent = {row.model: row.p50 for row in simulate(plan, problem, seconds=20, lend=True).models}
     judged = [name for name in floor if abs(floor[name].p50 / (held[name] or 0.0) - 1) < 0.33]
     assert len(judged) >= 5
     apart = [abs(predicted[name].p50 / (lent[name] or 0.0) - 1) for name in judged]

@@ -43,7 +43,7 @@ def test_plan_validated_meets_its_slos_with_other_seeds_too() -> None:
     assert plan.scale > 5
     rates = {"a": 10.0 * plan.scale}
     reports = [
-        simulate(asked, plan, Workload.poisson(rates), seconds=10_000 / rates["a"], seed=seed) for seed in (7, 8)
+        simulate(plan, asked, Workload.poisson(rates), seconds=10_000 / rates["a"], seed=seed) for seed in (7, 8)
     ]
     missed = sum(report.models[0].missed for report in reports)
     assert missed / sum(report.models[0].stayed for report in reports) < 0.014
@@ -141,7 +141,7 @@ def test_plan_by_an_unknown_planner_is_an_error() -> None:
 
 def test_plan_for_cpu_shares_meets_its_slos_in_the_simulator() -> None:
     problem = embedded(0.9)
-    report = simulate(problem, plan_problem(problem, "elastic", validate=False), seconds=600)
+    report = simulate(plan_problem(problem, "elastic", validate=False), problem, seconds=600)
     for model in report.models:
         assert model.attainment is not None
         assert model.attainment > 0.97, model

@@ -167,7 +167,7 @@ def test_simulated_worker_that_hangs_is_replaced(seconds: float, dies: bool) -> 
         return commands
 
     times = {(FIRST, "m"): BatchTimes((seconds,), Noise())}
-    simulate(problem, plan, seconds=30.0, startup=1.0, observed=times, handle=handle)
+    simulate(plan, problem, seconds=30.0, startup=1.0, observed=times, handle=handle)
     assert len(began) >= 4
     # Each batch is cut off after 5 s; the next begins once another worker is ready.
     assert deaths == pytest.approx([begin + 5.0 for begin in began] if dies else [])

@@ -115,8 +115,8 @@ def run(workload: Workload, seconds: float, cloud: Cloud | None = None, **more: 
         log=log,
     )
     report = simulate(
-        PROBLEM,
         plan_of(GPU[:1]),
+        PROBLEM,
         workload,
         seconds=seconds,
         adaptation=adaptation,
@@ -153,7 +153,7 @@ def test_model_of_higher_priority_keeps_its_slo_where_devices_do_not_suffice(fir
     rising = Curve(points=((0.0, 10.0), (20.0, 10.0), (20.0, 60.0), (1e4, 60.0)))
     plan = plan_problem(problem, "elastic-plus", validate=False)
     report = simulate(
-        problem, plan, Workload(sources={"a": rising, "b": rising}), seconds=120.0, adaptation=adaptation, startup=0.5
+        plan, problem, Workload(sources={"a": rising, "b": rising}), seconds=120.0, adaptation=adaptation, startup=0.5
     )
     (last,) = {"a", "b"} - {first}
     attainment = {row.model: row.attainment or 0.0 for row in report.models}

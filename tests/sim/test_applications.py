@@ -83,14 +83,14 @@ def test_simulate_new_plan_changes_the_slo_budgets() -> None:
         return dispatcher.handle(event, now)
 
     later = msgspec.structs.replace(PLAN, split={"chain": {"find": 0.15, "name": 0.05, "read": 0.05}})
-    simulate(PROBLEM, PLAN, ALONE, seconds=20, changes=[(10.0, later)], handle=handle)
+    simulate(PLAN, PROBLEM, ALONE, seconds=20, changes=[(10.0, later)], handle=handle)
     assert dict(rests) == {0.0: 0.12, 10.0: 0.05}
     with pytest.raises(PlanError, match=r"^the plan does not say how the target of application 'chain' is split"):
-        simulate(PROBLEM, PLAN, ALONE, seconds=20, changes=[(10.0, msgspec.structs.replace(PLAN, split={}))])
+        simulate(PLAN, PROBLEM, ALONE, seconds=20, changes=[(10.0, msgspec.structs.replace(PLAN, split={}))])
 
 
 def test_simulate_one_request_at_a_time_takes_the_longest_path() -> None:
-    found = rows(simulate(PROBLEM, PLAN, ALONE, seconds=200))
+    found = rows(simulate(PLAN, PROBLEM, ALONE, seconds=200))
     chain = found["chain"]
     assert chain.outcomes["served"] == 200
     # After find, the first of three of name runs at once, and then the two others; beside none or two of read likewise.
@@ -113,7 +113,7 @@ def test_simulate_draws_are_independent_of_plan_and_other_sources() -> None:
 
 
 def test_simulate_model_with_direct_and_application_requests_counts_both() -> None:
-    found = rows(simulate(PROBLEM, PLAN, seconds=100))
+    found = rows(simulate(PLAN, PROBLEM, seconds=100))
     assert found["name"].offered == pytest.approx(3 * found["chain"].offered + 2.0, rel=0.2)
     assert (found["name"].target, found["name"].required) == (0.2, 0.99)
     assert (found["find"].target, found["find"].required) == (0.08, 0.0), "it promised nobody anything"
@@ -130,22 +130,22 @@ def test_simulate_slow_stage_violates_the_application_slo() -> None:
             ),
         ),
     )
-    chain = rows(simulate(slow, plan, ALONE, seconds=200))["chain"]
+    chain = rows(simulate(plan, slow, ALONE, seconds=200))["chain"]
     assert chain.outcomes["served"] + chain.outcomes["expired"] == 200
     assert chain.outcomes["expired"] == pytest.approx(100, rel=0.3), "those that read anything"
 
 
 def test_simulate_closed_loop_callers_wait_for_whole_applications() -> None:
     found = rows(
-        simulate(PROBLEM, PLAN, Workload({"chain": ClosedLoop(callers=1), "name": ClosedLoop(callers=1)}), seconds=20)
+        simulate(PLAN, PROBLEM, Workload({"chain": ClosedLoop(callers=1), "name": ClosedLoop(callers=1)}), seconds=20)
     )
     assert found["chain"].mean == pytest.approx(1 / found["chain"].offered, rel=0.01)
 
 
 def test_simulate_applications_of_one_seed_give_one_report() -> None:
     busy = Workload.poisson({"chain": 200.0})
-    report = simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
-    assert report == simulate(PROBLEM, PLAN, busy, seconds=10, seed=5)
+    report = simulate(PLAN, PROBLEM, busy, seconds=10, seed=5)
+    assert report == simulate(PLAN, PROBLEM, busy, seconds=10, seed=5)
     chain = rows(report)["chain"]
     assert sum(chain.outcomes.values()) == pytest.approx(2000, rel=0.1)
     assert chain.outcomes["rejected"] + chain.outcomes["expired"] > 0
@@ -153,7 +153,7 @@ def test_simulate_applications_of_one_seed_give_one_report() -> None:
 
 def test_simulate_unknown_application_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^unknown model 'chains' in this problem"):
-        simulate(PROBLEM, PLAN, Workload({"chains": Uniform(1.0)}), seconds=1)
+        simulate(PLAN, PROBLEM, Workload({"chains": Uniform(1.0)}), seconds=1)
 
 
 @pytest.mark.parametrize("fanout", [Fixed(2), Poisson(2.0)])
@@ -169,7 +169,7 @@ def test_forecast_of_applications_is_close_to_the_simulator(fanout: Fixed | Pois
         PROBLEM, applications=(Application(name="chain", slo=0.2, stages=stages),), rates={"chain": rate}
     )
     expected = forecast(PLAN, asked).applications["chain"]
-    seen = rows(simulate(asked, PLAN, seconds=60))["chain"]
+    seen = rows(simulate(PLAN, asked, seconds=60))["chain"]
     assert seen.attainment is not None and seen.p99 is not None
     assert expected.attainment <= seen.attainment + 0.005
     assert expected.attainment > 0.95 * seen.attainment
@@ -189,6 +189,6 @@ def test_plans_of_applications_pass_validation(objective: str) -> None:
     plan = plan_problem(asked, "elastic")
     assert plan.scale > 1 if objective == "rate" else plan.scale == 1
     workload = Workload.poisson({name: rate * plan.scale for name, rate in asked.rates.items()})
-    assert all(row.slo_met for row in simulate(asked, plan, workload, seconds=60, seed=7).models)
+    assert all(row.slo_met for row in simulate(plan, asked, workload, seconds=60, seed=7).models)
     assert plan.split.keys() == {"chain"}
     assert plan_problem(asked, "elastic", validate=False).split.keys() == {"chain"}

@@ -43,7 +43,7 @@ def on_gpus(*jobs: BackgroundJob, **options: Any) -> Problem:
 
 
 def ran(asked: Problem, made: Plan, seconds: float = 20.0, **options: Any) -> Report:
-    return simulate(asked, made, seconds=seconds, **options)
+    return simulate(made, asked, seconds=seconds, **options)
 
 
 def results(report: Report) -> dict[str, JobReport]:

@@ -85,8 +85,8 @@ def median(report: Report, name: str) -> float:
 
 def test_batch_on_an_idle_machine_takes_what_it_computes() -> None:
     asked = Workload({"a": Uniform(1.0)})
-    held = simulate(problem("a"), plan(a=100), asked, seconds=20)
-    lent = simulate(problem("a"), plan(a=100), asked, seconds=20, lend=True)
+    held = simulate(plan(a=100), problem("a"), asked, seconds=20)
+    lent = simulate(plan(a=100), problem("a"), asked, seconds=20, lend=True)
     assert median(held, "a") == pytest.approx(CPU / 0.2, rel=0.05)
     assert median(lent, "a") == pytest.approx(CPU, rel=0.05)
     # Plans and admission count on the share alone.
@@ -96,30 +96,30 @@ def test_batch_on_an_idle_machine_takes_what_it_computes() -> None:
 def test_batch_is_held_to_its_share_while_another_lane_of_its_cores_works() -> None:
     """Three lanes fit on no two cores of their own: all of them float."""
     asked = Workload({"a": Uniform(1.0), "b": ClosedLoop(1), "c": ClosedLoop(1)})
-    report = simulate(problem("abc"), plan(a=300, b=350, c=350), asked, seconds=20, lend=True)
+    report = simulate(plan(a=300, b=350, c=350), problem("abc"), asked, seconds=20, lend=True)
     assert median(report, "a") > 1.5 * CPU
 
 
 def test_lane_without_work_holds_nobody() -> None:
     asked = Workload({"a": Uniform(3.0), "b": Uniform(0.2), "c": Uniform(0.2)})
-    report = simulate(problem("abc"), plan(a=300, b=350, c=350), asked, seconds=20, lend=True)
+    report = simulate(plan(a=300, b=350, c=350), problem("abc"), asked, seconds=20, lend=True)
     assert median(report, "a") == pytest.approx(CPU, rel=0.05)
 
 
 def test_batches_that_compute_at_the_same_time_share_the_cores() -> None:
     """Four threads on two cores run at half the speed, three at two thirds."""
     pinned = plan(a=250, b=250, c=250, d=250)
-    report = simulate(problem("abcd"), pinned, Workload({name: Offline(1) for name in "abcd"}), seconds=1, lend=True)
+    report = simulate(pinned, problem("abcd"), Workload({name: Offline(1) for name in "abcd"}), seconds=1, lend=True)
     assert [median(report, name) for name in "abcd"] == pytest.approx([2 * CPU] * 4, rel=0.05)
     floating = plan(a=300, b=350, c=350)
-    report = simulate(problem("abc"), floating, Workload({name: Offline(1) for name in "abc"}), seconds=1, lend=True)
+    report = simulate(floating, problem("abc"), Workload({name: Offline(1) for name in "abc"}), seconds=1, lend=True)
     assert [median(report, name) for name in "abc"] == pytest.approx([1.5 * CPU] * 3, rel=0.05)
 
 
 def test_lane_with_cores_of_its_own_is_not_held_for_others() -> None:
     """The largest is pinned first, to core 0, and one of the others to core 1."""
     asked = Workload({"a": ClosedLoop(1), "c": Uniform(3.0)})
-    report = simulate(problem("abc"), plan(a=300, b=300, c=400), asked, seconds=20, lend=True)
+    report = simulate(plan(a=300, b=300, c=400), problem("abc"), asked, seconds=20, lend=True)
     assert median(report, "c") == pytest.approx(CPU, rel=0.05)
 
 
@@ -127,8 +127,8 @@ def test_lanes_that_always_work_keep_their_shares() -> None:
     """What is lent comes back: each gets what it would have with ceilings."""
     asked = Workload({name: ClosedLoop(2) for name in "abc"})
     shares = {"a": 350, "b": 350, "c": 300}
-    held = simulate(problem("abc"), plan(**shares), asked, seconds=30)
-    lent = simulate(problem("abc"), plan(**shares), asked, seconds=30, lend=True)
+    held = simulate(plan(**shares), problem("abc"), asked, seconds=30)
+    lent = simulate(plan(**shares), problem("abc"), asked, seconds=30, lend=True)
     for name in shares:
         assert row(lent, name).outcomes["served"] >= 0.99 * row(held, name).outcomes["served"]
 
@@ -163,7 +163,7 @@ def test_worker_that_waited_for_a_core_is_held_less_after_it() -> None:
 def test_batches_end_also_after_many_days() -> None:
     """What is left of a batch is not known to a nanosecond then."""
     asked = Workload.poisson(dict.fromkeys("abc", 2e-4))
-    report = simulate(problem("abc"), plan(a=300, b=350, c=350), asked, seconds=4e6, lend=True)
+    report = simulate(plan(a=300, b=350, c=350), problem("abc"), asked, seconds=4e6, lend=True)
     assert all(row(report, name).outcomes["served"] > 500 for name in "abc")
 
 
@@ -172,8 +172,8 @@ def test_without_lending_nothing_changes() -> None:
     kinds = tuple(Kind(name="cpu", count=1, cuts=(500,)) for _ in range(1))
     given_ = problem("ab")
     without = Problem(models=given_.models, rates=given_.rates, fleet=kinds, profiles=given_.profiles)
-    assert simulate(given_, plan(a=500, b=500), asked, seconds=20) == simulate(
-        without, plan(a=500, b=500), asked, seconds=20
+    assert simulate(plan(a=500, b=500), given_, asked, seconds=20) == simulate(
+        plan(a=500, b=500), without, asked, seconds=20
     )
 
 
@@ -183,7 +183,7 @@ def test_lending_without_processors_says_where_they_are_missing() -> None:
         models=given_.models, rates=given_.rates, fleet=(Kind(name="cpu", count=1),), profiles=given_.profiles
     )
     with pytest.raises(ConfigError, match=r"^only shares of processors are lent, .*`processors` in \[\[devices\]\]$"):
-        simulate(without, plan(a=500), seconds=1, lend=True)
+        simulate(plan(a=500), without, seconds=1, lend=True)
 
 
 @settings(deadline=None, max_examples=25)
@@ -210,7 +210,7 @@ def test_each_batch_ends_once_between_computing_and_its_share(shares: list[int],
 
     asked = Workload({name: ClosedLoop(callers, think=0.1) for name in names})
     shared = plan(**dict(zip(names, shares, strict=True)))
-    simulate(problem(names), shared, asked, seconds=5, seed=seed, lend=True, handle=watched)
+    simulate(shared, problem(names), asked, seconds=5, seed=seed, lend=True, handle=watched)
     assert took and not began
     for lane, seconds, lent in took:
         share = shared.devices[0].partitions[lane.slot].share
@@ -235,7 +235,7 @@ def test_batch_of_a_worker_that_dies_is_answered_by_the_next() -> None:
 
     failure = Failure(parts=(LaneId(DeviceId("cpu", 0), 0),), time=1.0 + CPU / 2, back=1.0)
     asked = Workload({"a": ClosedLoop(1)})
-    simulate(problem("a"), plan(a=100), asked, seconds=5, failures=[failure], lend=True, handle=watched)
+    simulate(plan(a=100), problem("a"), asked, seconds=5, failures=[failure], lend=True, handle=watched)
     ((death, lost),) = died
     assert lost not in [batch for _, batch in finished]
     assert not [time for time, _ in finished if death < time < death + 1.0] and finished[-1][0] > 4.9
@@ -245,6 +245,6 @@ def test_lane_that_drains_while_it_lends_ends_its_last_batch() -> None:
     given = problem("ab")
     asked = Workload({"a": ClosedLoop(2), "b": ClosedLoop(2)})
     changed = [(1.0, plan(a=500, b=300)), (2.0, plan(a=300, b=300))]
-    report = simulate(given, plan(a=300, b=300), asked, seconds=4, changes=changed, lend=True)
+    report = simulate(plan(a=300, b=300), given, asked, seconds=4, changes=changed, lend=True)
     assert {row(report, name).outcomes["failed"] for name in "ab"} == {0}
     assert min(row(report, name).served for name in "ab") > 0

@@ -90,12 +90,12 @@ def test_recorder_device_counts_from_its_first_lane_until_drained() -> None:
 
 def recorded(seconds: float) -> tuple[Report, Timeline]:
     recorder = Recorder(Dispatcher().handle, PROBLEM.rates, lane_places(PLAN, PROBLEM.fleet), seconds=seconds)
-    return simulate(PROBLEM, PLAN, seconds=seconds, handle=recorder), recorder.timeline()
+    return simulate(PLAN, PROBLEM, seconds=seconds, handle=recorder), recorder.timeline()
 
 
 def test_recorder_does_not_change_the_run() -> None:
     report, line = recorded(20.0)
-    assert report == simulate(PROBLEM, PLAN, seconds=20.0)
+    assert report == simulate(PLAN, PROBLEM, seconds=20.0)
     assert len(line.waiting) == 60
     for row in report.models:
         assert math.fsum(line.offered[row.model]) * line.step == pytest.approx(row.offered * 20)

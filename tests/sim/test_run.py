@@ -54,26 +54,26 @@ def row(report: Report, name: str) -> ModelReport:
 
 
 def test_simulate_report_depends_only_on_the_seed() -> None:
-    assert simulate(PROBLEM, PLAN, seconds=5, seed=3) == simulate(PROBLEM, PLAN, seconds=5, seed=3)
-    assert simulate(PROBLEM, PLAN, seconds=5, seed=3) != simulate(PROBLEM, PLAN, seconds=5, seed=4)
+    assert simulate(PLAN, PROBLEM, seconds=5, seed=3) == simulate(PLAN, PROBLEM, seconds=5, seed=3)
+    assert simulate(PLAN, PROBLEM, seconds=5, seed=3) != simulate(PLAN, PROBLEM, seconds=5, seed=4)
 
 
 def test_simulate_isolated_model_is_independent_of_other_loads() -> None:
-    before = simulate(PROBLEM, PLAN, seconds=5)
-    after = simulate(PROBLEM, PLAN, Workload.poisson({"a": 300.0, "b": 20.0}), seconds=5)
+    before = simulate(PLAN, PROBLEM, seconds=5)
+    after = simulate(PLAN, PROBLEM, Workload.poisson({"a": 300.0, "b": 20.0}), seconds=5)
     assert row(before, "a") == row(after, "a")
     assert row(before, "b") != row(after, "b")
 
 
 def test_simulate_plan_within_capacity_meets_its_slos() -> None:
     for plan in (PLAN, SHARED):
-        report = simulate(PROBLEM, plan, seconds=20)
+        report = simulate(plan, PROBLEM, seconds=20)
         assert all(model.attainment is not None and model.attainment > 0.99 for model in report.models)
 
 
 def test_simulate_report_has_the_targets_of_callers() -> None:
     asked = Workload({"a": Poisson(300.0), "b": Poisson(900.0)}, {"a": 0.06, "b": math.inf})
-    report = simulate(PROBLEM, PLAN, asked, seconds=5)
+    report = simulate(PLAN, PROBLEM, asked, seconds=5)
     assert (row(report, "a").target, row(report, "b").target) == (0.06, None)
     assert row(report, "b").attainment == 1.0  # late for the model's own
     assert (row(report, "b").p50 or 0.0) > PROBLEM.model("b").slo
@@ -81,65 +81,65 @@ def test_simulate_report_has_the_targets_of_callers() -> None:
 
 
 def test_simulate_batches_are_observed_with_noise_and_overhead() -> None:
-    quiet = row(simulate(PROBLEM, PLAN, seconds=20), "b")
+    quiet = row(simulate(PLAN, PROBLEM, seconds=20), "b")
     assert quiet.observed == quiet.predicted
-    noisy = row(simulate(PROBLEM, PLAN, seconds=20), "a")
+    noisy = row(simulate(PLAN, PROBLEM, seconds=20), "a")
     assert noisy.observed is not None and noisy.predicted is not None
     assert noisy.observed != noisy.predicted
     assert noisy.observed == pytest.approx(noisy.predicted, rel=0.02)
-    slower = row(simulate(PROBLEM, PLAN, seconds=20, overhead=Overhead(per_batch=0.001)), "b")
+    slower = row(simulate(PLAN, PROBLEM, seconds=20, overhead=Overhead(per_batch=0.001)), "b")
     assert slower.observed is not None and slower.predicted is not None
     assert slower.observed == pytest.approx(slower.predicted + 0.001)
 
 
 def test_simulate_model_without_a_lane_is_rejected() -> None:
     half = Plan(planner="hand", devices=(Device(id=DeviceId("cpu", 0), partitions=SPLIT[:1]),))
-    unplaced = row(simulate(PROBLEM, half, seconds=2), "b")
+    unplaced = row(simulate(half, PROBLEM, seconds=2), "b")
     assert unplaced.outcomes["rejected"] == sum(unplaced.outcomes.values()) > 0
     assert unplaced.attainment == 0
 
 
 def test_simulate_rate_of_an_unknown_model_is_rejected() -> None:
     with pytest.raises(PlanError, match=r"^unknown model 'c' in this problem; it has a, b$"):
-        simulate(PROBLEM, PLAN, Workload.poisson({"c": 1.0}), seconds=1)
+        simulate(PLAN, PROBLEM, Workload.poisson({"c": 1.0}), seconds=1)
 
 
 def test_simulate_worker_death_costs_time_until_its_restart() -> None:
-    whole = row(simulate(PROBLEM, PLAN, seconds=10), "a")
+    whole = row(simulate(PLAN, PROBLEM, seconds=10), "a")
     broken = row(
-        simulate(PROBLEM, PLAN, seconds=10, failures=[Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=1.0)]),
+        simulate(PLAN, PROBLEM, seconds=10, failures=[Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=1.0)]),
         "a",
     )
     assert sum(broken.outcomes.values()) == sum(whole.outcomes.values())
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
 
 
-def on_nodes(*nodes: str) -> tuple[Problem, Plan]:
-    """The problem and the plan with a device on each of some nodes, half of the rates for each."""
+def on_nodes(*nodes: str) -> tuple[Plan, Problem]:
+    """The plan and the problem with a device on each of some nodes, half of the rates for each."""
     fleet = tuple(Kind(name=f"{node}/cpu") for node in nodes)
     profiles = {(name, kind.name): profile(name, 0.0).on(kind.name, 0.0005) for name in "ab" for kind in fleet}
     devices = tuple(Device(id=DeviceId("cpu", node=node), partitions=SPLIT) for node in nodes)
-    return msgspec.structs.replace(PROBLEM, fleet=fleet, profiles=profiles), Plan(planner="hand", devices=devices)
+    return Plan(planner="hand", devices=devices), msgspec.structs.replace(PROBLEM, fleet=fleet, profiles=profiles)
 
 
 def test_simulate_batches_on_a_node_take_the_network_more() -> None:
     seldom = Workload.poisson({"b": 2.0})
-    here = row(simulate(PROBLEM, PLAN, seldom, seconds=50), "b")
+    here = row(simulate(PLAN, PROBLEM, seldom, seconds=50), "b")
     there = row(simulate(*on_nodes("node-a"), seldom, seconds=50), "b")
     assert here.p50 is not None and there.p50 is not None
     assert there.p50 - here.p50 == pytest.approx(0.0005, abs=0.0001)
 
 
 def test_simulate_cut_node_costs_what_it_holds_until_it_is_noticed() -> None:
-    problem, plan = on_nodes("node-a", "node-b")
+    plan, problem = on_nodes("node-a", "node-b")
 
     def lost(noticed: float, back: float = math.inf) -> int:
         cut = Failure(nodes=("node-a",), time=4.0, noticed=noticed, back=back)
-        report = simulate(problem, plan, seconds=10, failures=[cut])
+        report = simulate(plan, problem, seconds=10, failures=[cut])
         assert sum(sum(each.outcomes.values()) for each in report.models) == whole
         return sum(each.outcomes["rejected"] + each.outcomes["expired"] for each in report.models)
 
-    report = simulate(problem, plan, seconds=10)
+    report = simulate(plan, problem, seconds=10)
     whole = sum(sum(each.outcomes.values()) for each in report.models)
     assert all(each.attainment is not None and each.attainment > 0.99 for each in report.models)
     at_once, noticed, late = (lost(noticed=seconds) for seconds in (0.0, 0.8, 3.0))
@@ -150,10 +150,10 @@ def test_simulate_cut_node_costs_what_it_holds_until_it_is_noticed() -> None:
 
 
 def test_simulate_cut_that_ends_before_it_is_noticed_only_delays_answers() -> None:
-    problem, plan = on_nodes("node-a")
+    plan, problem = on_nodes("node-a")
     workload = Workload.poisson({"a": 50.0, "b": 50.0})
     cut = Failure(nodes=("node-a",), time=4.0, back=0.03)
-    report = simulate(problem, plan, workload, seconds=10, failures=[cut], startup=60.0)
+    report = simulate(plan, problem, workload, seconds=10, failures=[cut], startup=60.0)
     assert sum(each.outcomes["served"] for each in report.models) == sum(
         sum(each.outcomes.values()) for each in report.models
     )
@@ -183,8 +183,8 @@ def test_simulate_every_arrival_ends_exactly_once(factor: float) -> None:
         Failure(parts=(LaneId.parse("cpu-0/1"),), time=1.55),
     ]
     report = simulate(
-        PROBLEM,
         PLAN,
+        PROBLEM,
         workload,
         seconds=4.0,
         failures=failures,
@@ -230,7 +230,7 @@ def test_simulate_lane_without_batching_is_an_m_d_1_queue() -> None:
 
 def test_simulate_batch_latencies_come_from_the_problem_and_not_the_plan() -> None:
     world = msgspec.structs.replace(PROBLEM, interference=ConstantMargin(1.5))
-    seen = row(simulate(world, PLAN, seconds=10), "b")
+    seen = row(simulate(PLAN, world, seconds=10), "b")
     assert seen.observed is not None and seen.predicted is not None
     assert seen.observed == pytest.approx(1.5 * seen.predicted)
 
@@ -265,9 +265,9 @@ def test_simulate_worker_start_takes_the_profiled_time() -> None:
     profiles = {key: Profile(*key, loaded(known.points)) for key, known in PROBLEM.profiles.items()}
     problem = msgspec.structs.replace(PROBLEM, profiles=profiles)
     fails = [Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=0.0)]
-    broken = row(simulate(problem, PLAN, seconds=10, failures=fails), "a")
+    broken = row(simulate(PLAN, problem, seconds=10, failures=fails), "a")
     assert broken.attainment == pytest.approx(0.9, abs=0.03)
-    at_once = row(simulate(problem, PLAN, seconds=10, failures=fails, startup=0.0), "a")
+    at_once = row(simulate(PLAN, problem, seconds=10, failures=fails, startup=0.0), "a")
     assert at_once.attainment == pytest.approx(0.999, abs=0.0005)  # the delay before a restart costs 0.01 s of 10
 
 
@@ -285,10 +285,10 @@ def test_simulate_plan_for_other_devices_is_rejected() -> None:
     with pytest.raises(
         PlanError, match=r"^the plan is for other devices: tpu: the problem has no devices of this kind"
     ):
-        simulate(PROBLEM, Plan(planner="hand", devices=(where,)), seconds=1)
+        simulate(Plan(planner="hand", devices=(where,)), PROBLEM, seconds=1)
     small = msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", memory=0),), profiles=heavy())
     with pytest.raises(PlanError, match=r"cpu-0: workers need 2 GiB where the device has 0 B; plan again$"):
-        simulate(small, PLAN, seconds=1)
+        simulate(PLAN, small, seconds=1)
 
 
 def heavy() -> dict[tuple[str, str], Profile]:
@@ -336,8 +336,8 @@ def test_simulate_random_failures_and_plans_end_every_request_once(data: st.Data
     ]
     changes = [(data.draw(times), _plan(data, number)) for number in range(data.draw(st.integers(0, 3)))]
     report = simulate(
-        msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", count=2),)),
         first,
+        msgspec.structs.replace(PROBLEM, fleet=(Kind(name="cpu", count=2),)),
         Workload({"a": Poisson(200.0), "b": ClosedLoop(5, think=0.02, samples=2)}),
         seconds=1.0,
         failures=failures,
@@ -357,7 +357,7 @@ def test_simulate_old_and_new_workers_share_device_memory() -> None:
     def changed(memory: int) -> Report:
         fleet = (Kind(name="cpu", count=1, memory=memory),)
         problem = msgspec.structs.replace(PROBLEM, fleet=fleet, profiles=profiles)
-        return simulate(problem, PLAN, seconds=2, changes=[(1.0, SHARED)])
+        return simulate(PLAN, problem, seconds=2, changes=[(1.0, SHARED)])
 
     assert changed(2 << 30).models
     refused = (
@@ -387,7 +387,7 @@ def test_simulate_parallel_workers_agree_with_the_forecast() -> None:
         placement = Placement(model="a", batch=8, rate=rate, duty=latency, latency=latency, procs=procs)
         partition = Partition(share=1000, placements=(placement,))
         plan = Plan(planner="hand", devices=(Device(id=DeviceId("k", 0), partitions=(partition,)),))
-        return simulate(problem, plan, seconds=40), forecast(plan, problem).models["a"].attainment
+        return simulate(plan, problem, seconds=40), forecast(plan, problem).models["a"].attainment
 
     for rate in (400.0, 700.0):
         report, expected = planned(2, rate)
@@ -400,7 +400,7 @@ def test_standby_worker_takes_over_where_another_would_have_to_start() -> None:
     failure = Failure(parts=(LaneId.parse("cpu-0/0"),), time=4.0, back=0.0)
 
     def attained(standbys: int) -> float:
-        report = simulate(PROBLEM, PLAN, seconds=10, failures=[failure], startup=2.0, standbys=standbys)
+        report = simulate(PLAN, PROBLEM, seconds=10, failures=[failure], startup=2.0, standbys=standbys)
         return row(report, "a").attainment or 0.0
 
     assert attained(0) < 0.85

@@ -96,8 +96,8 @@ def test_simulate_with_observed_times_observes_the_same() -> None:
     lines, handle = logged()
 
     real = {(LaneId.parse("cpu-0/0"), "a"): BatchTimes(tuple(0.008 + 0.001 * n for n in range(1, 17)), Noise(0.2))}
-    slow = simulate(PROBLEM, PLAN, seconds=60, observed=real, handle=handle)
-    usual = simulate(PROBLEM, PLAN, seconds=60)
+    slow = simulate(PLAN, PROBLEM, seconds=60, observed=real, handle=handle)
+    usual = simulate(PLAN, PROBLEM, seconds=60)
     assert mean(row(slow, "a")) > 1.2 * mean(row(usual, "a"))
     assert row(slow, "b") == row(usual, "b")
 
@@ -117,14 +117,14 @@ def test_recorded_batches_replay_in_order() -> None:
     starts = tuple(n / 10 for n in range(600))
     factors = tuple(4.0 if 20 <= start < 25 else 1.0 for start in starts)
     spell = RecordedBatches(tuple(0.008 + 0.001 * n for n in range(1, 17)), starts, (1,) * 600, factors)
-    once = simulate(PROBLEM, PLAN, seconds=60, observed={(LaneId.parse("cpu-0/0"), "a"): spell}, handle=handle)
+    once = simulate(PLAN, PROBLEM, seconds=60, observed={(LaneId.parse("cpu-0/0"), "a"): spell}, handle=handle)
     specs = lines[0].event.lanes  # type: ignore[union-attr]
     told = collect_observations(lines, 0.0, 60.0).batches
-    again = simulate(PROBLEM, PLAN, seconds=60, observed=recorded_batches(specs, told))
+    again = simulate(PLAN, PROBLEM, seconds=60, observed=recorded_batches(specs, told))
     a, b = row(once, "a"), row(again, "a")
     assert (a.outcomes, a.attainment) == (b.outcomes, b.attainment)
     assert [b.p50, b.p99, b.mean] == pytest.approx([a.p50, a.p99, a.mean], rel=1e-9)
-    whole = simulate(PROBLEM, PLAN, seconds=60, observed=fit_batch_times(specs, told))
+    whole = simulate(PLAN, PROBLEM, seconds=60, observed=fit_batch_times(specs, told))
     assert row(whole, "a").attainment != a.attainment  # slow ones here and there are not a slow spell
 
 
