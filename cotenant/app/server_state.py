@@ -35,8 +35,9 @@ from cotenant.profiling import cache
 logger = logging.getLogger(__name__)
 
 PERIOD = 5.0  # seconds between two looks at whether something has to be written
-# What becomes of a plan where the network to a node takes another time than when it was made.
-TIMING: frozenset[Rule] = frozenset({"latency", "duty", "worst case", "keeps up"})
+# Rules that a plan violates where the network to a node takes another time than when it was made, and where rates are
+# lower than those that it was made for.
+RESTORABLE: frozenset[Rule] = frozenset({"latency", "duty", "worst case", "keeps up", "served", "scale"})
 LOCKED = 1.0  # seconds to wait for another server that writes
 
 
@@ -82,8 +83,8 @@ def restored(deployment: Deployment, learnt: Learnt) -> Deployment | None:
     slowed = msgspec.structs.replace(asked, profiles=slowed_profiles(problem.profiles, learnt.slowdowns))
     plan = learnt.plan
     violations = check(plan, slowed)
-    if violations and TIMING.issuperset(violation.rule for violation in violations):
-        plan = retimed(plan, slowed)
+    if violations and RESTORABLE.issuperset(violation.rule for violation in violations):
+        plan = without_proof(retimed(plan, slowed))
         violations = check(plan, slowed)
     if violations and not overlong_paths(plan, slowed):
         # A plan that was kept for higher rates still names those that it was made for.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Annotated, Any
 
 import msgspec
@@ -27,12 +27,12 @@ from cotenant.live.oip import (
     check_elements,
     check_request,
     check_size,
+    each_string,
     pack_strings,
     read_shared,
     requested_outputs,
     scheduling,
     to_values,
-    unpack_strings,
     value_pieces,
 )
 from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
@@ -347,10 +347,11 @@ def _decode_raw(body: Data, info: ModelInfo, block: object | None, start: int) -
 
 
 def takes_long(request: InferRequest, response: InferResponse, format_: ResponseFormat) -> bool:
-    """Return whether `encode` is too much for the event loop: large outputs are not only to be sent as they are."""
+    """Return whether `encode` belongs in a thread: large outputs are classified, written as JSON or copied to shared
+    memory."""
     return total_bytes(response.outputs) > MAX_AT_ONCE and (
         bool(format_.regions)
-        or any(output.classification for output in request.outputs)
+        or request.classifies
         or not all(format_.is_binary(tensor.name) for tensor in response.outputs)
     )
 
@@ -393,10 +394,8 @@ def listed(tensor: Tensor, room: int = MAX_JSON_ANSWER) -> Sequence[Any] | msgsp
     """Return the elements of an output as JSON carries them, of a large one as JSON. room: bytes that it may take.
     Raises InvalidError for more, and for bytes that are no text."""
     if len(tensor.data) <= MAX_AT_ONCE:
-        return _texts(tensor) if tensor.datatype == "BYTES" else to_values(tensor)
-    written = None
-    if len(tensor.data) <= room:  # few take less as JSON
-        written = json_list(_text_pieces(tensor) if tensor.datatype == "BYTES" else value_pieces(tensor, VALUES), room)
+        return list(chain.from_iterable(_text_pieces(tensor))) if tensor.datatype == "BYTES" else to_values(tensor)
+    written = json_list(_text_pieces(tensor) if tensor.datatype == "BYTES" else value_pieces(tensor, VALUES), room)
     if written is None:
         raise InvalidError(
             f"output {tensor.name!r} takes more than the {MAX_JSON_ANSWER} bytes of JSON that a response may have; ask "
@@ -405,16 +404,12 @@ def listed(tensor: Tensor, room: int = MAX_JSON_ANSWER) -> Sequence[Any] | msgsp
     return written
 
 
-def _texts(tensor: Tensor) -> list[str]:
+def _text_pieces(tensor: Tensor) -> Iterator[list[str]]:
+    elements = each_string(tensor)
     try:
-        return [str(item, "utf-8") for item in unpack_strings(tensor)]
+        while piece := [str(element, "utf-8") for element in islice(elements, VALUES)]:
+            yield piece
     except UnicodeDecodeError:
         raise InvalidError(
             f"output {tensor.name!r} holds bytes that are no text, which JSON cannot carry; ask for binary_data"
         ) from None
-
-
-def _text_pieces(tensor: Tensor) -> Iterator[list[str]]:
-    texts = _texts(tensor)
-    for start in range(0, len(texts), VALUES):
-        yield texts[start : start + VALUES]

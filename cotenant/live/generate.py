@@ -15,7 +15,7 @@ import msgspec
 from cotenant.core.tensor import ModelInfo, TensorSpec
 from cotenant.errors import CotenantError, InvalidError, MalformedError
 from cotenant.live.codec import InputTensor, check_json_outputs, listed, read_tensor
-from cotenant.live.limits import MAX_GENERATE, MAX_RANK
+from cotenant.live.limits import MAX_GENERATE, MAX_JSON_ANSWER, MAX_RANK
 from cotenant.live.oip import Data, InferRequest, InferResponse, check_request, public_message, scheduling
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -55,8 +55,11 @@ def encode_generate(request: InferRequest, response: InferResponse) -> bytes:
     """Return the JSON of a response. Raises InvalidError for an output that JSON cannot carry."""
     answer: dict[str, Any] = {"id": request.id} if request.id else {}
     answer |= {"model_name": response.model, "model_version": response.version}
+    room = MAX_JSON_ANSWER
     for tensor in response.outputs:
-        values = listed(tensor)
+        values = listed(tensor, room)
+        if isinstance(values, msgspec.Raw):
+            room -= len(memoryview(values))
         if math.prod(tensor.shape) != 1:
             answer[tensor.name] = values
         elif isinstance(values, msgspec.Raw):

@@ -47,6 +47,7 @@ FORMATS = {
     "FP64": "d",
 }
 
+SORTED_COLUMNS = 256  # of scores; of a longer row only the highest are sorted
 _LENGTH = struct.Struct("<I")  # before each element of BYTES
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**63 - 1  # of parameters: an `int64_param` of gRPC
@@ -84,6 +85,11 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: Parameters = {}
     traceparent: str = ""
     shared: SharedTensors | None = None
+
+    @property
+    def classifies(self) -> bool:
+        """Tell whether any output is asked for as its highest values."""
+        return any(output.classification for output in self.outputs)
 
 
 class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,24 +418,32 @@ def classify(tensor: Tensor, count: int, *, batched: bool, labels: Sequence[str]
     form = "{:f}:{}" if tensor.datatype in ("FP32", "FP64") else "{:d}:{}"
     best = [
         (form.format(score, index) + (f":{labels[index]}" if index < len(labels) else "")).encode()
-        for row in scores
-        for index in _highest(row, count).tolist()
-        for score in (row[index].item(),)
+        for row, highest in zip(scores, _highest(scores, count), strict=True)
+        for index, score in zip(highest.tolist(), row[highest].tolist(), strict=True)
     ]
     return Tensor(tensor.name, "BYTES", (rows, count) if batched else (count,), pack_strings(best))
 
 
-def _highest(row: NDArray[Any], count: int) -> NDArray[np.intp]:
-    """Return where the `count` highest values are: the highest first, of equal ones the first, and NaN last."""
-    if row.dtype.kind == "f":
-        row = np.where(np.isnan(row), -np.inf, row)
+def _highest(scores: NDArray[Any], count: int) -> Iterable[NDArray[np.intp]]:
+    """Return where the `count` highest values of each row are: the highest first, of equal ones the first, and NaN as
+    -inf."""
+    if scores.dtype.kind == "f":
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+    columns = scores.shape[1]
+    if columns > SORTED_COLUMNS:
+        return (_highest_of_row(row, count) for row in scores)
+    # A stable sort, from the last: what is equal stays in order once it is turned round.
+    ranked: NDArray[np.intp] = columns - 1 - np.argsort(scores[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    return ranked[:, :count]
+
+
+def _highest_of_row(row: NDArray[Any], count: int) -> NDArray[np.intp]:
     if 0 < count < len(row):
         least = np.partition(row, len(row) - count)[len(row) - count]
         above, equal = np.flatnonzero(row > least), np.flatnonzero(row == least)
         found = np.sort(np.concatenate([above, equal[: count - len(above)]]))
     else:
         found = np.arange(count)
-    # A stable sort, from the last: what is equal stays in order once it is turned round.
     return found[::-1][np.argsort(row[found[::-1]], kind="stable")][::-1]
 
 
@@ -482,13 +496,17 @@ def count_strings(tensor: Tensor, most: int) -> int:
 
 def unpack_strings(tensor: Tensor) -> list[memoryview]:
     """Return the elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
+    return list(each_string(tensor))
+
+
+def each_string(tensor: Tensor) -> Iterator[memoryview]:
+    """Yield the elements of a BYTES tensor. Raises InvalidError where a length points past the end."""
     data = memoryview(tensor.data)
-    elements: list[memoryview] = []
-    position, end = 0, len(data)
+    position, end, count = 0, len(data), 0
     while position < end:
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         if start > end or position > end:
-            raise InvalidError(f"tensor {tensor.name!r}: its element {len(elements)} ends after its data do")
-        elements.append(data[start:position])
-    return elements
+            raise InvalidError(f"tensor {tensor.name!r}: its element {count} ends after its data do")
+        yield data[start:position]
+        count += 1

@@ -255,14 +255,14 @@ def _sustained(plan: Plan, problem: Problem) -> dict[str, float]:
     The forecast alone claims too much where a model's requests go to a small partition that answers sooner and take the
     time of another model there: for 525 requests/s, where SLOs were missed from 400 on.
     """
-    forecast_to_attain: list[Plan] = []
+    rescaled_plans: list[Plan] = []
     for scale in SUSTAINED_SCALES:
         scaled = without_applications(at_scale(problem, scale), plan.split)
         rescaled = rescaled_plan(plan, scaled)
         if not attains(rescaled, scaled):
             break
-        forecast_to_attain.append(rescaled)
-    fails = bisect_left(forecast_to_attain, True, key=lambda rescaled: not _attains_simulated(rescaled, problem))
+        rescaled_plans.append(rescaled)
+    fails = bisect_left(rescaled_plans, True, key=lambda rescaled: not _attains_simulated(rescaled, problem))
     most = SUSTAINED_SCALES[fails - 1] if fails else 0.0
     return {name: rate * most for name, rate in problem.rates.items()}
 

@@ -248,6 +248,9 @@ def test_plan_is_restored_where_the_network_to_a_node_takes_another_time(tmp_pat
         before, after = (each.devices[0].partitions[0].placements[0] for each in (plan, again.plan))
         assert after.latency - before.latency == pytest.approx(network - 2e-4)
         assert again.plan.rates() == plan.rates()
+        lower = {name: rate / 2 for name, rate in first.problem.rates.items()}
+        again = restored(later, msgspec.structs.replace(learnt, rates=lower))
+        assert again is not None and check(again.plan, again.problem) == [], "rates and the network differ"
     assert restored(on_node(given, 30.0), learnt) is None, "no target is that long"
 
 

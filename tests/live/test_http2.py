@@ -312,8 +312,10 @@ def test_connection_that_ends_within_a_flood_reads_no_more(wire: Wire, monkeypat
     wire.protocol.data_received(EMPTY["unknown"] * 1000)
     wire.transport.close()
     wire.protocol.connection_lost(None)
-    monkeypatch.setattr(wire.protocol, "_on_frame", None)
+    read: list[int] = []
+    monkeypatch.setattr(wire.protocol, "_on_frame", lambda kind, *_: read.append(kind))
     wire.turn()
+    assert read == []
 
 
 def test_connection_that_drains_still_says_what_is_wrong(wire: Wire) -> None:

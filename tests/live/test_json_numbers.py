@@ -121,6 +121,12 @@ def test_large_output_is_written_in_pieces_as_a_small_one_is(datatype: str, monk
         listed(output, len(bytes(written)) - 1)
 
 
+def test_output_that_is_shorter_as_json_is_written() -> None:
+    output = Tensor("y", "INT64", (1, LARGE), bytes(8 * LARGE))
+    written = listed(output, 2 * LARGE + 1)
+    assert isinstance(written, msgspec.Raw) and len(bytes(written)) == 2 * LARGE + 1
+
+
 def test_outputs_of_a_response_share_what_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.full(LARGE, 0.5, np.float32).tobytes()
     outputs = tuple(Tensor(name, "FP32", (1, LARGE), data) for name in ("y", "z"))

@@ -25,7 +25,7 @@ def test_classification_with_labels_names_the_highest_values() -> None:
 @pytest.mark.parametrize("datatype", ["FP32", "FP64", "INT64", "UINT64", "INT8", "BOOL"])
 def test_classification_ranks_as_sorting_does(datatype: str) -> None:
     rng = np.random.default_rng(1)
-    for size in (1, 2, 7, 40):
+    for size in (1, 2, 7, 40, 300):
         row = rng.integers(0, 9, size).astype(DTYPES[datatype])  # many are equal
         if row.dtype.kind == "f":
             row[rng.random(size) < 0.2] = np.nan
@@ -35,5 +35,5 @@ def test_classification_ranks_as_sorting_does(datatype: str) -> None:
         values = [-math.inf if value != value else value for value in row.tolist()]
         ranked = sorted(range(size), key=lambda index: -values[index])
         for count in (1, 3, size, size + 5):
-            labels = classify(Tensor("y", datatype, (1, size), row.tobytes()), count, batched=True)
-            assert [int(bytes(item).split(b":")[1]) for item in unpack_strings(labels)] == ranked[:count]
+            labels = classify(Tensor("y", datatype, (2, size), 2 * row.tobytes()), count, batched=True)
+            assert [int(bytes(item).split(b":")[1]) for item in unpack_strings(labels)] == 2 * ranked[:count]

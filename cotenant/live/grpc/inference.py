@@ -81,7 +81,7 @@ class InferenceMethods:
         def done(result: InferResponse | RequestError) -> None:
             if isinstance(result, RequestError):
                 answer(result)
-            elif total_bytes(result.outputs) > MAX_AT_ONCE and (request.shared is not None or _classifies(request)):
+            elif total_bytes(result.outputs) > MAX_AT_ONCE and (request.shared is not None or request.classifies):
                 run_in_thread(lambda written: _answer(answer, written.result), _write, request, result, info)
             else:
                 _answer(answer, _write, request, result, info)
@@ -150,10 +150,6 @@ class InferenceMethods:
         except Exception as error:  # noqa: BLE001  # `expected` logs it
             answer(expected(error))
         return request_id, future
-
-
-def _classifies(request: InferRequest) -> bool:
-    return any(output.classification for output in request.outputs)
 
 
 def _write(request: InferRequest, result: InferResponse, info: ModelInfo) -> bytes:

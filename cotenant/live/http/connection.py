@@ -58,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._active = self._begun = table.now
         self._completed = 0  # requests of which the last read had the end
         self._parts = 0  # of a body, in the last read
-        self._in_crumbs = False  # these are small
+        self._caution = 0  # 2 where these were small, which a caller works off by two reads in larger parts
         self._unsent = 0
         self._unread = 0  # bytes of responses that the caller has not taken
         self._held = 0  # bytes of the body that is being received, as far as they are counted
@@ -104,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
             return cast(memoryview, self._body)[self._filled :]
         # One buffer for all connections: nothing is left in it after buffer_updated.
         if self._in_body:
-            return self._table.least_buffer if self._in_crumbs else self._table.buffer
+            return (self._table.buffer, self._table.small_buffer, self._table.least_buffer)[self._caution]
         return self._table.small_buffer if self._completed <= _FEW else self._table.least_buffer
 
     def buffer_updated(self, count: int) -> None:
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         except httptools.HttpParserError as error:
             self._cut_off(400, f"not HTTP/1.1: {error}")
         else:
-            self._in_crumbs = self._parts * _CHUNK > count
+            self._caution = 2 if self._parts * _CHUNK > count else max(self._caution - 1, 0)
             if self._in_body and isinstance(self._body, memoryview):
                 self._direct = True
             elif self._progress:

@@ -55,8 +55,8 @@ MAX_DEVICES = 1 << 10  # of a kind
 MAX_WORDS = 1 << 10  # characters of what a node says of itself
 
 # Why a node may end a connection without a word.
-HINT_CLEAR = "if it has certificates, set cluster.certificate, key and authority here, too"
-HINT_TLS = "has the authority that it names (cluster.authority) signed the certificate that is shown to it?"
+HINT_WITHOUT_TLS = "if it has certificates, set cluster.certificate, key and authority here, too"
+HINT_WITH_TLS = "has the authority that it names (cluster.authority) signed the certificate that is shown to it?"
 
 FRONT_END = secrets.token_hex(16)  # names this process to nodes, so that they know it again after a cut
 
@@ -198,7 +198,7 @@ class Node(Receiver):
             return begun
         except (OSError, TimeoutError, ssl.SSLError, ssl.CertificateError) as error:
             link.abort("it cannot be reached")
-            self.reason = f"{self.name} cannot be reached at {self.address}: {_words(error)}"
+            self.reason = f"{self.name} cannot be reached at {self.address}: {_connect_error(error)}"
             return False
         except asyncio.CancelledError:
             if self._link is not link:
@@ -230,6 +230,7 @@ class Node(Receiver):
                 raise NodeError(f"{type(message).__name__} came before the handshake")
 
     def _prove(self, link: Link, challenge: Challenge) -> None:
+        self._challenge = challenge
         if challenge.protocol != PROTOCOL:
             raise NodeError(
                 f"it runs Cotenant {challenge.version[:MAX_WORDS]} and speaks version {challenge.protocol} of the "
@@ -240,7 +241,6 @@ class Node(Receiver):
             raise NodeError("it asks for a token, and there is none here; set cluster.token to the same file as there")
         if tokens and not challenge.asks:
             raise NodeError("it has no token, and so cannot prove that it is the node; set cluster.token there, too")
-        self._challenge = challenge
         self._proven = time.monotonic()
         link.send(Proof(prove(tokens[0], "front end", self._nonce, challenge.nonce) if tokens else b""))
 
@@ -288,7 +288,7 @@ class Node(Receiver):
             self._cut(reason)
         elif over is not None and not over.done():
             if not link.dismissed and self._challenge is None:
-                reason += "; " + (HINT_CLEAR if self._settings.tls is None else HINT_TLS)
+                reason += "; " + (HINT_WITHOUT_TLS if self._settings.tls is None else HINT_WITH_TLS)
             self.reason = f"{self.name} ({self.address}) does not serve this front end: {reason[:MAX_ERROR]}"
         if over is not None and not over.done():
             over.set_result(begun)
@@ -364,7 +364,7 @@ class Node(Receiver):
         return state
 
 
-def _words(error: Exception) -> str:
+def _connect_error(error: Exception) -> str:
     """Return why a node cannot be reached."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not one that cluster.authority has signed for this address: {error.verify_message}"

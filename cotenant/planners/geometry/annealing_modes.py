@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 NEAR_PRICE = 0.6  # value over price of the columns of the relaxation
 NEAR_PRICE_OF_MORE = 0.7  # and of others
-MAX_CELLS = 3_000_000  # models times columns: what annealing keeps of each takes 24 bytes
+MAX_CELLS = 3_000_000  # models times columns: annealing keeps a table of them
 MAX_MORE = 8000  # modes besides the columns of the relaxation
 MAX_PAIRED_MODELS = 40  # of which every two are paired: those of most value
 MAX_PAIRS = 400  # of each slot
@@ -33,7 +33,7 @@ SECONDS_PER_CELL = 3e-8  # of work, for each two options of two models
 def annealing_modes(
     diver: Diver, demand: Array, prices: Array, slot_prices: Array, budget: WorkBudget
 ) -> tuple[list[Mode], list[Mode]]:
-    """Return the columns of the relaxation near their price, the best first, and other modes nearly as good.
+    """Return the columns of the relaxation near their price, in the order of the pool, and other modes nearly as good.
 
     prices, slot_prices: of a request/s of each model and of a partition on each slot in the relaxation.
     """
@@ -44,8 +44,8 @@ def annealing_modes(
     worth = np.divide(value, price, out=np.full_like(value, np.inf), where=price > 0)
     nearest = near[np.argsort(-worth[near], kind="stable")][: MAX_CELLS // len(demand)]
     modes = [pool.columns[n][0][0] for n in np.sort(nearest).tolist()]
-    more = dict.fromkeys([*_pairs(diver, demand, prices, slot_prices, budget)])
-    more |= dict.fromkeys(_rounds(diver, demand, prices, slot_prices, budget.part(ROUNDS_SHARE)))
+    rounds = _rounds(diver, demand, prices, slot_prices, budget.part(ROUNDS_SHARE))
+    more = dict.fromkeys([*rounds, *_pairs(diver, demand, prices, slot_prices, budget)])
     return modes, list(more)[:MAX_MORE]
 
 

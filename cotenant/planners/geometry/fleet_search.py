@@ -187,7 +187,11 @@ class FleetSearch:
             self._annealer.filled(counts, annealed.part(FILLED_SHARE)),
             [self._state_of(device) for device in self.resized(devices, counts)],
         ]
-        tried = [self._annealer.improved(start, self._rng, annealed.part(TRIED_SHARE)) for start in starts]
+        tried = []
+        for start in starts:
+            tried.append(self._annealer.improved(start, self._rng, annealed.part(TRIED_SHARE)))
+            if not self._missing(self.served(_placed(tried[-1]))).any():
+                return _placed(tried[-1])
         nearest = min(tried, key=lambda each: self._shortfall_of(_placed(each)))
         found = _placed(self._annealer.improved(nearest, self._rng, annealed))
         return self.improve(found, budget)

@@ -39,7 +39,8 @@ BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
 NEAREST_SHARE = 0.8  # of the work left then, for that over the columns of both dives that are nearest to their price
 MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than these two programs
 ANNEALED_SHARES = 0.1, 0.3  # which they get there instead
-ONE_MODEL_SHARE = 0.1  # of the work left, for the integer program of one model a partition
+ONE_MODEL_SHARE = 0.8  # of the work left, for the integer program of one model a partition
+ANNEALED_ONE_MODEL_SHARE = 0.1  # the same where fleets are annealed
 SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
 
 
@@ -116,13 +117,14 @@ def _covers(
         found = other.pool.columns
     annealed = context.estimated_devices() <= MAX_ANNEALED_DEVICES
     bundled_share, nearest_share = ANNEALED_SHARES if annealed else (BUNDLED_SHARE, NEAREST_SHARE)
+    one_model_share = ANNEALED_ONE_MODEL_SHARE if annealed else ONE_MODEL_SHARE
     if (bundled := diver.solve_bundled(dive, demand, bundled_share)) is not None:
         covers.append(bundled)
     diver.pool.extend(found)
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
     starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, nearest_share), demand))
     # One model on each partition: a small program, whose plans are often hard to beat.
-    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, ONE_MODEL_SHARE), demand))
+    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, one_model_share), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 
