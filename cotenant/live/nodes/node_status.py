@@ -54,7 +54,9 @@ def node_families(nodes: Iterable[NodeStatus]) -> Iterator[Metric]:
     """Yield the metrics of nodes."""
     up = GaugeMetricFamily("cotenant_node_up", "Whether a node has a session.", labels=["node"])
     trip = GaugeMetricFamily(
-        "cotenant_node_round_trip_seconds", "Time to a node and back, lower quartile of heartbeats.", labels=["node"]
+        "cotenant_node_round_trip_seconds",
+        "Time to a node and back, lower quartile of the handshake and the last heartbeats.",
+        labels=["node"],
     )
     sessions = CounterMetricFamily("cotenant_node_sessions", "Sessions with a node that have begun.", labels=["node"])
     for node in nodes:
