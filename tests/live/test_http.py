@@ -681,10 +681,11 @@ def test_large_response_is_written_in_a_thread_while_others_are_served(
     front: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As JSON, or sorted; what is only sent is not."""
-    go, encode, threads = threading.Event(), codec.encode, []
+    begun, go, encode, threads = threading.Event(), threading.Event(), codec.encode, []
 
     def slowly(asked: Any, response: Any, *more: Any) -> Any:
         threads.append(threading.current_thread().name)
+        begun.set()
         if response.outputs[0].shape[1] > 2 and asked.id != "quick":
             assert go.wait(60)
         return encode(asked, response, *more)
@@ -705,6 +706,9 @@ def test_large_response_is_written_in_a_thread_while_others_are_served(
         ):
             sock.settimeout(60)
             sock.sendall(data)
+            if sock is listed:
+                assert begun.wait(60)
+                assert front.server._handler.memory.used > 600_000, "its body, and its outputs"
         assert [answer.status for answer in answers(read_all(quick))] == [200]
         go.set()
         assert json.loads(answers(read_all(listed))[0].body)["outputs"][0]["data"] == [0.5] * 100_000

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from cotenant.core.tensor import total_bytes
 from cotenant.core.units import show_seconds
 from cotenant.errors import CotenantError, InvalidError, RequestError, UnauthenticatedError, UnavailableError
 from cotenant.live import codec
@@ -214,6 +215,7 @@ class RequestCycle:
             self.fail(result)
             return
         if codec.takes_long(self.request, result, self.format):
+            self.channel.hold(self, total_bytes(result.outputs))  # they may wait for the thread
             run_in_thread(
                 lambda encoded: self._respond(encoded.result),
                 codec.encode,
