@@ -315,6 +315,7 @@ async def _generated(core: Core, route: Route, request: RequestCycle) -> bytes:
         raise result
     if total_bytes(result.outputs) <= MAX_AT_ONCE:
         return encode_generate(wanted, result)
+    request.channel.hold(request, total_bytes(result.outputs))  # they may wait for the thread
     return await asyncio.get_running_loop().run_in_executor(JSON_THREAD, encode_generate, wanted, result)
 
 

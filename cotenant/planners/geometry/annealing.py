@@ -22,6 +22,7 @@ from cotenant.planners.geometry.modes import Mode
 from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.ruin_recreate import (
     EVEN_PRICE_FRACTION,
+    FILL_PROBABILITY,
     SECONDS_PER_MADE_MODE,
     DeviceState,
     FleetState,
@@ -42,7 +43,6 @@ TWO_PROBABILITY = 0.1  # of two devices in such a step, rather than one
 MIN_EMPTIED, MORE_EMPTIED = 2, 2.0  # partitions in another step: at least, and so many more on average
 MADE_PROBABILITY = 0.3  # of a step that may make modes for what comes short
 TUNE_PROBABILITY = 0.15  # of a step that changes the batches of one partition, for a model that is short
-FILL_PROBABILITY = 0.1  # of making one for a partition in such a step
 NO_SHORTFALL = 1e-9  # part of the demand's value that counts as served
 TINY = 1e-12  # below which a mode gains nothing
 

@@ -157,7 +157,7 @@ def ruin_and_recreate(
         if makes_modes and rng.random() < RECUT_PROBABILITY:
             state.refill(_recut(state, rng))
         else:
-            emptied = ruined(state, rng)
+            emptied = _ruined(state, rng)
             weights = rng.lognormal(0.0, WEIGHT_DEVIATION, len(prices)) if rng.random() < WEIGHTED_PROBABILITY else None
             state.refill(emptied, rng if makes_modes else None, weights)
         budget.spend(SECONDS_PER_MADE_MODE * (state.made_modes - made))
@@ -194,7 +194,7 @@ def _repair(state: FleetState, rng: np.random.Generator, target_scale: float, tr
     return False
 
 
-def ruined(state: FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _ruined(state: FleetState, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Empty some partitions and return them in the order in which to refill them."""
     count = len(state.devices)
     if rng.random() < SCATTERED_STEP_PROBABILITY:

@@ -97,6 +97,8 @@ def test_node_that_does_not_know_the_token_is_refused(tmp_path: Path) -> None:
         host, port = server.sockets[0].getsockname()
         async with nodes_of(f"{host}:{port}", tokens=(TOKEN,)) as nodes:
             await reason(nodes, "it does not know the token, and so may be anybody")
+            node = nodes.get("node-a")
+            assert node is not None and not node.is_up and not node.sessions
         server.close()
 
     asyncio.run(scenario())
@@ -259,6 +261,8 @@ def test_device_of_the_server_itself_is_no_nodes(tmp_path: Path) -> None:
         async with agent_of(Gpu(), tmp_path) as agent:
             nodes.add("node-a", agent.address)
             await reason(nodes, "its device GPU-1 is used by this server itself already")
+            node = nodes.get("node-a")
+            assert node is not None and not node.is_up and not node.sessions
             await nodes.close()
 
     asyncio.run(scenario())
