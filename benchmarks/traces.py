@@ -222,6 +222,7 @@ def run(trace: str, loop: str, given: Case, start: float, seconds: float, seed: 
 
 def _fixed_plan(problem: Problem, devices: int, load: Workload, seconds: float, seed: int) -> tuple[Report, float]:
     """Return a report, and device-seconds, of one plan for the largest multiple of the rates."""
+    problem = with_devices(problem, {problem.fleet[0].name: devices})
     report = simulate(largest_plan(problem, devices), problem, load, seconds=seconds, seed=seed)
     return report, devices * seconds
 
