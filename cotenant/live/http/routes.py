@@ -435,9 +435,10 @@ ROUTES: list[tuple[str, dict[bytes, Endpoint]]] = [
 
 
 def _pattern(template: str) -> re.Pattern[str]:
+    """Return what matches a template. No part is tried shorter: a long URL would cost each route much."""
     escaped = re.escape(template).replace(r"\[", "(?:").replace(r"\]", ")?")
-    escaped = escaped.replace(r"\{version\}", "(?P<version>[0-9]+)")
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", escaped))
+    escaped = escaped.replace(r"\{version\}", "(?P<version>[0-9]++)")
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]++)", escaped))
 
 
 _PATTERNS = [(_pattern(template), endpoints) for template, endpoints in ROUTES]
