@@ -18,9 +18,10 @@ import pytest
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, FailedError, InvalidError
 from cotenant.live import codec
+from cotenant.live.grpc import tensors
 from cotenant.live.http.routes import find_route
-from cotenant.live.limits import MAX_CLASSES, MAX_ERROR, MAX_FIELDS, MAX_STRINGS
-from cotenant.live.oip import check_size, classify, public_message, unpack_strings
+from cotenant.live.limits import MAX_CLASSES, MAX_ERROR, MAX_FIELDS, MAX_RANK, MAX_STRINGS
+from cotenant.live.oip import UNEXPECTED, check_size, classify, public_message, unpack_strings
 from cotenant.protocol import messages
 from tests.security.server import ORDINARY, PATIENCE, Served, post
 
@@ -51,7 +52,8 @@ HOSTILE: dict[str, bytes] = {
 def test_hostile_json_is_refused_at_once_in_few_words(server: Served, body: bytes) -> None:
     before = server.cpu()
     status, answer = server.ask(post(PATH, body))
-    assert status in (400, 500) and len(json.loads(answer)["error"]) <= MAX_ERROR
+    error = json.loads(answer)["error"]
+    assert status in (400, 500) and len(error) <= MAX_ERROR and error != UNEXPECTED
     assert server.cpu() - before < LONG
     assert server.serves()
 
@@ -74,7 +76,8 @@ def test_integer_beyond_64_bits_as_a_parameter_is_the_callers_mistake(server: Se
 def test_header_that_is_no_length_is_refused(server: Served, text: str) -> None:
     line = b"Inference-Header-Content-Length: " + text.encode()
     data = post(PATH, b"{}").replace(b"Host: localhost", b"Host: localhost\r\n" + line)
-    assert server.ask(data)[0] in (400, 500)
+    status, answer = server.ask(data)
+    assert status == 400 and json.loads(answer)["error"].startswith("Inference-Header-Content-Length is ")
     assert server.serves()
 
 
@@ -137,6 +140,14 @@ def test_nested_data_cost_work_in_proportion_to_their_bytes(levels: int) -> None
     rows = [b"[" * levels + b'"a"' + b"]" * levels] * 10
     body = b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1,9],"data":[%s]}]}' % b",".join(rows)
     assert lines_run(body, len(body)) < len(body) + 500
+
+
+def test_tensor_of_more_dimensions_than_any_is_refused_for_their_number() -> None:
+    shape = [1] * (MAX_RANK + 1)
+    with pytest.raises(CotenantError, match=f"length <= {MAX_RANK}"):
+        codec.decode(json.dumps({"inputs": [ONE | {"shape": shape}]}).encode(), INFO)
+    with pytest.raises(CotenantError, match=f"has {MAX_RANK + 1} dimensions; at most {MAX_RANK} are read"):
+        tensors.read_request(input_of(shape, "BYTES", bytes_contents=[b"a"]), INFO, None)
 
 
 def test_long_url_is_matched_without_going_back_over_it() -> None:
