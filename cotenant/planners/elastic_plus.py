@@ -29,6 +29,7 @@ from cotenant.planners.capacity import (
     PartitionDraft,
     build_plan,
     fits_device,
+    footprint,
     knee_share,
     latency_curve,
     max_throughput_batch,
@@ -154,7 +155,7 @@ class _Fleet:
         for free, device in pieces:
             last = kind.max_partitions is not None and len(device.cuts) + 1 == kind.max_partitions
             legal = [cut for cut in kind.cuts if cut <= free]
-            if not legal:
+            if not legal or not self._may_fit(device, model):
                 continue
             share = target.share if target.share <= free and not last else legal[-1]
             rate = min(
@@ -171,6 +172,12 @@ class _Fleet:
                         device.cuts.append(cut)
                         return rate * fraction
         return 0.0
+
+    def _may_fit(self, device: DeviceDraft, model: str) -> bool:
+        """Return whether a device has the memory for one more worker, all with their smallest batches. Where memory is
+        what is short, this spares trying every share of every device."""
+        models = [model, *(name for cut in device.cuts for name in cut.rates)]
+        return sum(footprint(self.problem, device.kind.name, name, 1) for name in models) <= device.kind.memory
 
     def _merge(self, model: str, target: _Target, kind: Kind) -> float:
         """TemporalScheduling, line 22: time-share a partition, grown by less than one of its own would take."""

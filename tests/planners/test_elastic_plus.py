@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from cotenant.core.model import Kind, Model
-from cotenant.planners import Problem, load_planner
+from cotenant.planners import Problem, elastic_plus, load_planner
+from cotenant.planners.capacity import PartitionDraft, fits_device
 from cotenant.planners.check import check
 from cotenant.planners.elastic_plus import plan
 from tests.planners.bent import CUTS, bent, shares
-from tests.planners.problems import ProportionalInterference, embedded, linear, profile
+from tests.planners.problems import EVERY_5, MIB, ProportionalInterference, embedded, linear, profile
 
 
 def test_of_high_rate_uses_shares_at_the_knee() -> None:
@@ -144,3 +147,26 @@ def test_merge_prefers_partition_that_need_not_grow() -> None:
         [["c", "b"]],
     ]
     assert shares(made) == [[400, 500], [400]]
+
+
+def test_devices_without_memory_for_one_more_worker_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each device has the memory for two workers, and time for many: of ten models each finds at most one with room."""
+    models = [f"m{i}" for i in range(10)]
+    problem = Problem(
+        models=tuple(Model(name=name, slo=1.0) for name in models),
+        rates=dict.fromkeys(models, 1.0),
+        profiles={(name, "k"): linear(name, "k", 0.001, 0.001, memory=40 * MIB) for name in models},
+        fleet=(Kind(name="k", cuts=EVERY_5, count=5, memory=100 * MIB),),
+        objective="devices",
+    )
+    tried: list[int] = []
+
+    def fits(problem: Problem, kind: Kind, cuts: Sequence[PartitionDraft]) -> bool:
+        tried.append(len(cuts))
+        return fits_device(problem, kind, cuts)
+
+    monkeypatch.setattr(elastic_plus, "fits_device", fits)
+    made = plan(problem)
+    assert check(made, problem) == [] and not made.unserved
+    assert all(len(list(device.partitions)) <= 2 for device in made.devices)
+    assert len(tried) < 100
