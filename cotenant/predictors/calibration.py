@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from cotenant.errors import PlanError
 from cotenant.predictors import Load
 from cotenant.predictors.gp_regression import MAX_TUNING_SAMPLES, GpRegression, Matrix, Terms, fit_hyperparameters
 from cotenant.predictors.residuals import ResidualModes, fit_residual_modes, names, without_each
@@ -20,6 +21,13 @@ PRIOR_ERRORS = 10  # errors of the wider group that are pooled with a narrower g
 _EDGE = 1e-3  # probability for which the ends of the normal distribution stand
 
 NORMAL: list[float] = [statistics.NormalDist().inv_cdf(min(max(p, _EDGE), 1 - _EDGE)) for p in KNOTS.tolist()]
+
+
+def checked(probability: float) -> float:
+    """Return a probability. Raises PlanError for a number that is none."""
+    if not 0 <= probability <= 1:  # nor NaN, at which every answer would be 1
+        raise PlanError(f"a quantile of {probability:g} does not exist; write one from 0 to 1, such as 0.9")
+    return probability
 
 
 class Calibration(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ from cotenant.predictors.calibration import (
     Calibration,
     QuantileTables,
     calibrate,
+    checked,
     noises_of,
     pooled_table,
 )
@@ -95,7 +96,7 @@ class GaussianProcess:
         known: features of the samples' loads. profiles: of further models that may be predicted. observed: runs since
         the fit. residual_modes, excess and its table, tables: of the samples, where computed before.
         """
-        self.quantile = quantile
+        self.quantile = checked(quantile)
         self._posterior = posterior
         self._process = process = posterior.process
         self._calibration = calibration
@@ -132,7 +133,8 @@ class GaussianProcess:
         return max(1.0, math.exp(mean + deviation * uncertainty.at))
 
     def quantiles(self, victim: Load, colocated: Sequence[Load], probabilities: Sequence[float]) -> list[float]:
-        """Return the slowdowns that are not exceeded with some probabilities."""
+        """Return the slowdowns that are not exceeded with some probabilities. Raises PlanError as `with_quantile`."""
+        probabilities = [checked(each) for each in probabilities]
         if not colocated:
             return [1.0] * len(probabilities)
         mean, deviation, uncertainty = self._predict(victim, colocated)
@@ -143,8 +145,11 @@ class GaussianProcess:
         ]
 
     def with_quantile(self, quantile: float) -> GaussianProcess:
-        """Return the predictor with another quantile: the same each time, with the same caches but for its answers."""
-        other = self._quantiles.get(quantile)
+        """Return the predictor with another quantile: the same each time, with the same caches but for its answers.
+
+        Raises PlanError for one that is not from 0 to 1.
+        """
+        other = self._quantiles.get(checked(quantile))
         if other is None:
             other = GaussianProcess.__new__(GaussianProcess)
             other.__dict__ = {**self.__dict__, "quantile": quantile, "_uncertainties": {}, ANSWERS: {}}

@@ -100,6 +100,15 @@ def test_with_quantile_changes_the_predicted_slowdown(split: tuple[GaussianProce
     assert predictor.with_quantile(0.5) is middle  # with what it has cached: some planners ask for each candidate
 
 
+@pytest.mark.parametrize("quantile", [math.nan, -0.1, 1.1, 90])
+def test_quantile_that_does_not_exist_is_refused(split: tuple[GaussianProcess, list[Sample]], quantile: float) -> None:
+    """At NaN every answer was 1."""
+    predictor, rest = split
+    for ask in (predictor.with_quantile, lambda each: predictor.quantiles(rest[0].victim, rest[0].colocated, (each,))):
+        with pytest.raises(PlanError, match=f"a quantile of {quantile:g} does not exist; write one from 0 to 1"):
+            ask(quantile)
+
+
 def test_gaussian_process_slowdown_is_at_least_1(split: tuple[GaussianProcess, list[Sample]]) -> None:
     predictor, rest = split
     assert predictor.slowdown(rest[0].victim, ()) == 1.0
