@@ -186,7 +186,8 @@ def test_read_profiles_keeps_further_columns_as_features() -> None:
         (HEADER + "m,k,20,1,2,lots\n", "p.csv:2: memory_mib: 'lots' is not a number"),
         (HEADER + "m,k,20,1,2,3\nm,k,20,2,nan,3\n", "p.csv:3: latency_ms: 'nan' is not a finite number"),
         (HEADER + "m,k,20,1,-2,3\n", "p.csv:2: latency_ms -2 must be above 0"),
-        (HEADER + "m,k,20,1,2,1e308\n", "p.csv:2: a latency or memory above 1e+09 is out of range"),
+        (HEADER + "m,k,20,1,2,1e308\n", "p.csv:2: memory_mib 1e+308 is above 1e+09; write what was measured"),
+        (HEADER + "m,k,20,1,1e300,3\n", "p.csv:2: latency_ms 1e+300 is above 1e+12; write what was measured"),
         (
             (HEADER + "m,k,20,1,2,3\n").replace(",", ";"),
             "p.csv:1: ';' separates the columns; write commas, and points in numbers",
