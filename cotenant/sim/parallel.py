@@ -8,8 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
+
+from cotenant.errors import WorkerError
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -24,7 +27,10 @@ class TaskPool:
         self._pool = pool
 
     def each(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-        """Yield (task index, result) in the order of completion. work: a function of a module."""
+        """Yield (task index, result) in the order of completion. work: a function of a module.
+
+        Raises WorkerError where a process ends before its result, such as one that the kernel kills for its memory.
+        """
         if self._pool is None:
             for number, task in enumerate(tasks):
                 yield number, work(task)
@@ -34,7 +40,13 @@ class TaskPool:
         ):  # processes start here; one that is terminated before it got its task would print a traceback
             futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                raise WorkerError(
+                    "a process ended before its result; was it killed, or out of memory? Run fewer at once (--jobs 1)"
+                ) from None
+            yield futures[future], result
 
     def all(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         """Return the result of each task, in the order of the tasks."""

@@ -8,7 +8,7 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from cotenant.errors import PlanError
+from cotenant.errors import PlanError, WorkerError
 from cotenant.sim.parallel import task_pool
 
 PATIENCE = 60.0  # seconds
@@ -30,6 +30,11 @@ def test_task_pool_results_are_in_task_order_and_errors_are_raised(jobs: int) ->
         assert sorted(number for number, _ in workers.each(doubled, [3, 1])) == [0, 1]
         with pytest.raises(PlanError, match=r"^-1 is negative$"):
             workers.all(doubled, [1, -1])
+
+
+def test_task_pool_process_that_is_killed_is_an_error_with_a_way_out() -> None:
+    with task_pool(2) as workers, pytest.raises(WorkerError, match=r"ended before its result; .* Run fewer at once"):
+        workers.all(os._exit, [9])
 
 
 def interrupted(processes: list[BaseProcess]) -> None:
