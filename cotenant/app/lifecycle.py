@@ -223,7 +223,13 @@ def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextMan
         return nullcontext()
 
     file = StateFile(state_path(builder.settings))
-    return kept(file, lambda: state_key(server.deployment, builder.settings), server.learnt, builder.corrections)
+    return kept(
+        file,
+        lambda: state_key(server.deployment, builder.settings),
+        server.learnt,
+        builder.corrections,
+        told=server.stored,
+    )
 
 
 def _repository_poller(server: Server, builder: DeploymentBuilder) -> RepositoryPoller | None:

@@ -146,7 +146,7 @@ class StateFile:
                     "INSERT INTO corrections VALUES (?)", (msgspec.json.encode(corrections or {}).decode(),)
                 )
         except (sqlite3.Error, OSError) as error:
-            self._trouble(f"{self._path}: cannot keep the state for a restart: {error}")
+            self._trouble(f"the state for a restart cannot be kept in {self._path}: {error}")
         else:
             self.problem = ""
 
@@ -165,11 +165,12 @@ async def kept(
     key: Callable[[], str],
     current: Callable[[], Learnt | None],
     corrections: ProfileCorrections | None = None,
+    told: Callable[[str], None] = lambda problem: None,
 ) -> AsyncIterator[None]:
     """Within the block, store what has changed at its beginning, now and then, and at its end.
 
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
-    nothing.
+    nothing. told: after each attempt, why it failed; empty where it did not.
     """
     stored: tuple[str, Learnt, dict[str, ProfileCorrection]] | None = None
 
@@ -182,6 +183,7 @@ async def kept(
         now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
         if now != stored:
             await asyncio.to_thread(file.store, *now)
+            told(file.problem)
             stored = None if file.problem else now  # what could not be stored is tried again
 
     async def watch() -> None:

@@ -108,10 +108,10 @@ def status_view(status: Status) -> RenderableType:
             nodes += [Text(reason, style="red")] if reason else []
         nodes.insert(0, listed)
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
-    rejected = [Text(status.reload_error, style="red")] if status.reload_error else []
+    errors = [Text(error, style="red") for error in (status.reload_error, *status.file_errors) if error]
     return Group(
         *starting,
-        *rejected,
+        *errors,
         models,
         *notes,
         plan_bars(plan),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
@@ -82,8 +83,8 @@ class Server:
         def run(lane: LaneId, batch: int, model: str, payloads: Sequence[Tensors]) -> None:
             rollouts.run(lane, batch, model, payloads)
 
-        events = None if log is None else EventLog(log)
         state = ServingState(deployment)
+        events = None if log is None else EventLog(log, partial(state.set_file_error, "event log"))
         observer = ServingObserver(state, busy_since=lambda lane: driver.busy_since(lane))
         driver = Driver(
             Dispatcher(),
@@ -212,6 +213,10 @@ class Server:
     def reloaded(self, error: str = "") -> None:
         """Hear that the settings were read again, or why that was rejected."""
         self._state.reload_error = error
+
+    def stored(self, error: str = "") -> None:
+        """Hear that what is kept over a restart was stored, or why it cannot be."""
+        self._state.set_file_error("state", error)
 
     def replace_profile(self, profile: Profile) -> None:
         """Let plans to come count with another profile of a model."""

@@ -28,8 +28,8 @@ class ServingState:
     (UNLOADING). accepting: whether requests are admitted; the inference service writes it. startup: how far the start
     of the server is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model
     failed; gone: models that have left the repository. reload_error: why the last reload of the settings was rejected;
-    empty where it was not. refinement: how far the refinement of profiles is, in words; empty where there is none.
-    jobs: returns the best-effort jobs as they stand.
+    empty where it was not. file_errors: by file, why it cannot be written. refinement: how far the refinement of
+    profiles is, in words; empty where there is none. jobs: returns the best-effort jobs as they stand.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -43,6 +43,7 @@ class ServingState:
         self.failures: Mapping[str, str] = {}
         self.gone: frozenset[str] = frozenset()
         self.reload_error = ""
+        self.file_errors: Mapping[str, str] = {}
         self.refinement = ""
         self.jobs: Callable[[], Sequence[JobStatus]] = tuple
 
@@ -51,6 +52,11 @@ class ServingState:
         self.deployment = deployment
         for changed in self._on_change:
             changed()
+
+    def set_file_error(self, file: str, why: str) -> None:
+        """Hear why a file cannot be written; with an empty reason, that it can be."""
+        others = {name: known for name, known in self.file_errors.items() if name != file}
+        self.file_errors = {**others, file: why} if why else others
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call back whenever another deployment is in force."""

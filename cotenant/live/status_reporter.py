@@ -65,6 +65,7 @@ class StatusReporter:
             labels={worker.lane: self._observer.partitions.of(worker.lane) for worker in workers},
             waiting={worker.lane: self._driver.waiting(worker.lane) for worker in workers},
             reload_error=self._state.reload_error,
+            file_errors=tuple(self._state.file_errors.values()),
             adaptation=None if self._adaptation is None else self._adaptation.status(),
             jobs=tuple(self._state.jobs()),
         )
@@ -97,6 +98,7 @@ class StatusReporter:
             ],
             startup=self._state.startup,
             reload_error=seen.reload_error,
+            file_errors=seen.file_errors,
             adaptation=seen.adaptation,
             jobs=seen.jobs,
             nodes=node_statuses(self._backend),

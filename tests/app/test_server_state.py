@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import sqlite3
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from cotenant.app import server_state
 from cotenant.app.deployment_builder import DeploymentBuilder
@@ -15,6 +17,7 @@ from cotenant.app.lifecycle import running
 from cotenant.app.server_state import StateFile, kept, restored, state_key, state_path
 from cotenant.app.startup import prepare_deployment
 from cotenant.backends.cpu import Cpu
+from cotenant.cli.status import status_view
 from cotenant.config import Settings, read_settings
 from cotenant.core.plan import Plan
 from cotenant.core.profile import slowed_profiles
@@ -128,7 +131,7 @@ def test_state_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytes
     file = StateFile(tmp_path / "file" / "state.sqlite")
     for _ in range(3):
         file.store("a", learnt_of(Plan(planner="none")))
-    assert "cannot keep the state for a restart: " in file.problem
+    assert file.problem.startswith(f"the state for a restart cannot be kept in {tmp_path}/file/state.sqlite: ")
     assert len(caplog.records) == 1
 
 
@@ -137,13 +140,15 @@ def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypa
     folder = tmp_path / "folder"
     folder.write_text("")
     file, learnt = StateFile(folder / "state.sqlite"), learnt_of(Plan(planner="none"))
+    told: list[str] = []
 
     async def main() -> None:
-        async with kept(file, lambda: "a", lambda: learnt):
+        async with kept(file, lambda: "a", lambda: learnt, told=told.append):
             while not file.problem:
                 await asyncio.sleep(0.001)
             folder.unlink()
         assert file.load("a") == learnt
+        assert told[0].startswith("the state for a restart cannot be kept in ") and told[-1] == ""
 
     asyncio.run(main())
 
@@ -205,13 +210,38 @@ def test_full_disk_under_the_state_is_said_and_what_was_stored_stays(
     monkeypatch.setattr(file, "_connect", full)
     large = msgspec.structs.replace(first, rates={f"model-{n}": float(n) for n in range(10_000)})
     file.store("a", large)
-    assert "cannot keep the state for a restart: database or disk is full" in file.problem
+    assert file.problem.endswith("state.sqlite: database or disk is full")
     assert caplog.text.count("disk is full") == 1
     assert file.load("a") == first
     monkeypatch.undo()
     file.store("a", large)
     assert file.problem == ""
     assert file.load("a") == large
+
+
+def test_files_that_cannot_be_written_are_shown_until_they_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_state, "PERIOD", 0.001)
+    folder = tmp_path / "folder"
+    folder.write_text("")
+    settings = msgspec.structs.replace(
+        settings_of(tmp_path), state=folder / "state.sqlite", event_log=Path("/dev/full")
+    )
+
+    async def main() -> None:
+        async with running(settings, Cpu()) as server, asyncio.timeout(60):
+            log = "the event log has ended, since it could not be written: No space left on device"
+            while len((status := await server.status()).file_errors) < 2:
+                await asyncio.sleep(0.001)
+            shown = io.StringIO()
+            Console(file=shown, width=300).print(status_view(status))
+            assert log in shown.getvalue() and f"cannot be kept in {folder}/state.sqlite: " in shown.getvalue()
+            folder.unlink()
+            while (await server.status()).file_errors != (log,):
+                await asyncio.sleep(0.001)
+
+    asyncio.run(main())
 
 
 def test_plan_that_is_not_valid_any_more_is_not_restored(tmp_path: Path) -> None:

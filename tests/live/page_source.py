@@ -49,6 +49,7 @@ class WrittenSource:
         self.slowdown = 1.0
         self.short = ""
         self.reload_error = ""
+        self.file_errors: tuple[str, ...] = ()
         self.revision, self.reason = 1, "first plan"
         self.rollouts: list[PastRollout] = []
         self.decisions: list[tuple[float, str, str]] = []
@@ -120,6 +121,7 @@ class WrittenSource:
             labels={lane: PartitionLabel("cpu-0", str(lane.slot)) for lane in lanes},
             waiting={lane: dict.fromkeys(held, 1) for lane, held in zip(lanes, self.cuts(), strict=True)},
             reload_error=self.reload_error,
+            file_errors=self.file_errors,
             jobs=tuple(self.jobs),
             adaptation=AdaptationStatus(
                 activity="watching",

@@ -144,6 +144,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
             source.broken = {"c": "no such file"}
             source.states = {0: "failed"}
             source.reload_error = "reload rejected: rate -1"
+            source.file_errors = ("the event log has ended",)
             source.foreign, source.slowdown, source.short = 0.45, 1.6, "a is offered 9 requests/s more than fit"
             source.roll("load of c", RolloutOutcome.ROLLED_BACK, "it exited")
             watched.step()
@@ -156,6 +157,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
                 ("bad", "c is not served: no such file."),
                 ("bad", "Partition 0 of cpu-0 is failed: killed by SIGKILL."),
                 ("warn", "Reload rejected: rate -1."),
+                ("warn", "The event log has ended."),
                 ("warn", "A is offered 9 requests/s more than fit."),
                 ("warn", "Other programs use 0.9 of 2 processors."),
                 ("warn", "Batches take 1.6 × as long as predicted."),

@@ -33,14 +33,16 @@ def alarms(
     last: PastRollout | None,
     short: str,
     reload_error: str,
+    file_errors: Iterable[str],
 ) -> list[Alarm]:
     """Return what somebody should look at, the worst first. last: the rollout that ended last. short: see
-    `ControllerStatus`. reload_error: see `Snapshot`."""
+    `ControllerStatus`. reload_error, file_errors: see `Snapshot`."""
     found = [Alarm("bad", "server", "The server takes no requests: it stops.")] if state == "stopping" else []
     found += [alarm for model in models if (alarm := _about_model(model, state)) is not None]
     found += [alarm for each in partitions if (alarm := _about_partition(each)) is not None]
     if reload_error:
         found.append(Alarm("warn", "plan", f"{reload_error[0].upper()}{reload_error[1:]}."))
+    found += [Alarm("warn", "server", f"{error[0].upper()}{error[1:]}.") for error in file_errors]
     if short:
         found.append(Alarm("warn", "plan", f"{short[0].upper()}{short[1:]}."))
     if machine.foreign is not None and machine.foreign >= NOTABLE_FOREIGN * machine.processors:

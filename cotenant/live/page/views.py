@@ -60,7 +60,7 @@ def tick(seen: Snapshot, moment: Moment, history: History, points: int) -> Tick:
         partitions=partitions,
         machine=machine,
         alarms=[
-            *alarms(moment.state, models, partitions, machine, last, short, seen.reload_error),
+            *alarms(moment.state, models, partitions, machine, last, short, seen.reload_error, seen.file_errors),
             *job_alarms(seen.jobs, moment.time),
         ],
         jobs=job_views(seen.jobs),
