@@ -87,8 +87,8 @@ def status_view(status: Status) -> RenderableType:
             *([escape(worker.reason)] if failures else ()),
         )
     last = status.rollout.last[:SHOWN_ROLLOUTS]
-    headings = [">revision", "reason", "outcome", "durations", "failure"][
-        : 5 if any(each.failure for each in last) else 4
+    headings = [">revision", "reason", "outcome", "durations", ">late", "failure"][
+        : 6 if any(each.failure for each in last) else 5
     ]
     rollouts = table("rollouts", *headings)
     for past in last:

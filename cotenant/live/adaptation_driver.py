@@ -213,7 +213,7 @@ class AdaptationDriver:
         _, desired = self._rollouts.desired
         deployment = with_plan(desired, roll)
         number = self._rollouts.request(deployment, roll.reason, base=self._bases.pop(roll.number, None))
-        self._rolls[number] = roll, now, self._counter.late
+        self._rolls[number] = roll, now, self._observer.late
 
     def _rollout_ended(self, ended: RolloutEnded) -> None:
         # Not within the rollout's own event: what follows may be another one.
@@ -224,7 +224,7 @@ class AdaptationDriver:
         if number in self._rolls:
             roll, since, late = self._rolls.pop(number)
             now = self._clock()
-            self.statistics.rolled(roll, ended, self._counter.late - late)
+            self.statistics.rolled(roll, ended, self._observer.late - late)
             self.feed(RollEnded(number=roll.number, outcome=ended.outcome, reason=ended.reason, seconds=now - since))
         elif ended.outcome is RolloutOutcome.COMPLETED:
             adopted = self._adopted(planned_rates(ended.revision.problem))

@@ -18,12 +18,6 @@ class ObservedCounts:
         self._orchestrator = orchestrator
         self._seen = ObservedTotals()
 
-    @property
-    def late(self) -> int:
-        """Requests that ended and did not meet their target, those of callers that left not counted."""
-        ledgers = [counts.ledger for counts in self._observer.models.values()]
-        return sum(ledger.stayed - ledger.within_target for ledger in ledgers)
-
     def take(self, seconds: float = 0.0) -> Observed:
         """Return what is new since the last call, so many seconds ago."""
         totals = {name: self._totals(name) for name in self._observer.models}

@@ -141,6 +141,7 @@ class RolloutDriver:
     def _request(self, number: int, deployment: Deployment, reason: str, base: int | None) -> None:
         self._control.watch()
         self._deployments[number] = deployment
+        self.statistics.requested(number, self._observer.late)
         self._idle.clear()
         self._control.feed(
             Requested(
@@ -292,7 +293,7 @@ class RolloutDriver:
 
     def _ended(self, ended: RolloutEnded) -> None:
         number, status = ended.revision.number, self.orchestrator.rollout.status()
-        self.statistics.ended(ended)
+        self.statistics.ended(ended, self._observer.late)
         if ended.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED):
             logger.warning("revision %d (%s) was %s: %s", number, ended.revision.reason, ended.outcome, ended.reason)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from cotenant.control.events import RolloutEnded
 from cotenant.control.revision import RolloutOutcome
@@ -13,19 +14,34 @@ from cotenant.measure.histogram import Histogram
 KEPT = 20  # rollouts that are told of one by one
 
 
+class Past(NamedTuple):
+    """A rollout that ended. at: when, by the clock. late: requests that missed their target meanwhile, because of it or
+    not."""
+
+    at: float
+    ended: RolloutEnded
+    late: int
+
+
 class RolloutStatistics:
     """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds. last:
-    the rollouts that ended last, the latest first, with the time of the clock when they did."""
+    the rollouts that ended last, the latest first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.outcomes: Counter[RolloutOutcome] = Counter(dict.fromkeys(RolloutOutcome, 0))
-        self.last: deque[tuple[float, RolloutEnded]] = deque(maxlen=KEPT)
+        self.last: deque[Past] = deque(maxlen=KEPT)
         self.phases = {phase: Histogram() for phase in ("queued", "prepare", "switch", "drain", "rollback")}
+        self._late_before: dict[int, int] = {}  # by revision
 
-    def ended(self, ended: RolloutEnded) -> None:
+    def requested(self, revision: int, late: int) -> None:
+        """A revision is requested. late: requests that have missed their target so far."""
+        self._late_before[revision] = late
+
+    def ended(self, ended: RolloutEnded, late: int) -> None:
+        """Count a rollout that has ended. late: requests that have missed their target so far."""
         self.outcomes[ended.outcome] += 1
-        self.last.appendleft((self._clock(), ended))
+        self.last.appendleft(Past(self._clock(), ended, late - self._late_before.pop(ended.revision.number)))
         phases = ["queued"]
         match ended.outcome:
             case RolloutOutcome.COMPLETED:

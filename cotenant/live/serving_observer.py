@@ -53,6 +53,12 @@ class ServingObserver:
             if name not in self.models:
                 self.models[name] = ModelCounts(name, model.info.version)
 
+    @property
+    def late(self) -> int:
+        """Requests that ended and did not meet their target, those of callers that left not counted."""
+        ledgers = [counts.ledger for counts in self.models.values()]
+        return sum(ledger.stayed - ledger.within_target for ledger in ledgers)
+
     def busy_seconds(self, now: float) -> float:
         """Return the seconds that batches have taken so far, those under way included. now: as of the driver's
         clock."""

@@ -37,7 +37,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout that ended. seconds_ago: when. reason: why its revision was made. failure: why it did not complete,
-    empty where it did."""
+    empty where it did. late: requests that missed their target meanwhile, because of it or not."""
 
     seconds_ago: float = 0.0
     revision: int
@@ -45,17 +45,22 @@ class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
     outcome: RolloutOutcome
     failure: str
     durations: RolloutDurations
+    late: int = 0
 
     @property
     def failed(self) -> bool:
         """Whether something was in its way, rather than another revision."""
         return self.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED)
 
-    def row(self) -> list[str]:
-        """Return revision, reason, outcome, duration of each phase, and failure as text."""
+    @property
+    def phases(self) -> str:
+        """How long each phase took, in words."""
         spent = msgspec.structs.asdict(self.durations)
-        phases = ", ".join(f"{phase} {show_seconds(seconds)}" for phase, seconds in spent.items() if seconds)
-        return [str(self.revision), self.reason, self.outcome.value, phases, self.failure]
+        return ", ".join(f"{phase} {show_seconds(seconds)}" for phase, seconds in spent.items() if seconds)
+
+    def row(self) -> list[str]:
+        """Return revision, reason, outcome, duration of each phase, late requests, and failure as text."""
+        return [str(self.revision), self.reason, self.outcome.value, self.phases, str(self.late), self.failure]
 
 
 class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):

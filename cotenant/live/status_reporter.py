@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from cotenant.backends import Backend
-from cotenant.control.events import RolloutEnded
 from cotenant.core.plan import Plan
 from cotenant.live.adaptation import Adaptation
 from cotenant.live.driver import Driver
@@ -20,6 +19,7 @@ from cotenant.live.nodes.node_status import node_statuses
 from cotenant.live.page.totals import Totals, read_totals
 from cotenant.live.process import private_memory
 from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import ModelStatus, PastRollout, RevisionStatus, Snapshot, Status
@@ -123,7 +123,7 @@ class StatusReporter:
             desired_reason="" if desired is None else desired.reason,
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
-            last=tuple(_past(now - ended_at, ended) for ended_at, ended in past.last),
+            last=tuple(_past(now - each.at, each) for each in past.last),
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
@@ -195,7 +195,8 @@ class StatusReporter:
         )
 
 
-def _past(seconds_ago: float, ended: RolloutEnded) -> PastRollout:
+def _past(seconds_ago: float, past: Past) -> PastRollout:
+    ended = past.ended
     return PastRollout(
         seconds_ago=seconds_ago,
         revision=ended.revision.number,
@@ -203,4 +204,5 @@ def _past(seconds_ago: float, ended: RolloutEnded) -> PastRollout:
         outcome=ended.outcome,
         failure=ended.reason,
         durations=ended.durations,
+        late=past.late,
     )

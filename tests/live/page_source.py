@@ -172,7 +172,9 @@ class WrittenSource:
         if outcome is RolloutOutcome.COMPLETED:
             self.revision, self.reason = number, reason
         durations = RolloutDurations(prepare=0.8, switch=0.01, drain=0.2)
-        ended = PastRollout(revision=number, reason=reason, outcome=outcome, failure=failure, durations=durations)
+        ended = PastRollout(
+            revision=number, reason=reason, outcome=outcome, failure=failure, durations=durations, late=3
+        )
         self.rollouts.insert(0, ended)
 
 

@@ -183,6 +183,8 @@ def test_plan_is_sent_again_only_once_it_changes() -> None:
             plan = watched.last("plan")
             assert (plan["revision"], plan["reason"], plan["rollout"]) == (2, "a is offered more", "")
             assert plan["rollouts"][0]["outcome"] == "completed" and plan["decisions"][0]["action"] == "in force"
+            assert plan["rollouts"][0]["phases"] == "prepare 800 ms, switch 10 ms, drain 200 ms"
+            assert plan["rollouts"][0]["late"] == 3
             assert plan["validation"] == "simulated before use, 5210 requests: every SLO met"
 
     asyncio.run(main())

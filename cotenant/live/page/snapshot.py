@@ -130,7 +130,8 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that ended. time: when, in seconds since 1970. seconds: how long it took."""
+    """A rollout that ended. time: when, in seconds since 1970. seconds: how long it took; phases: each of its phases,
+    in words. late: requests that missed their target meanwhile, because of it or not."""
 
     time: float
     revision: int
@@ -139,6 +140,8 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool
     failure: str
     seconds: float
+    phases: str
+    late: int
 
 
 class DecisionView(msgspec.Struct, frozen=True, kw_only=True):

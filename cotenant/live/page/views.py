@@ -183,6 +183,8 @@ def plan_view(seen: Snapshot, plan: Plan, time: float) -> PlanView:
                 failed=past.failed,
                 failure=past.failure,
                 seconds=sum(msgspec.structs.astuple(past.durations)),
+                phases=past.phases,
+                late=past.late,
             )
             for past in rollout.last
         ],

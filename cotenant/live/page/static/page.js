@@ -378,7 +378,7 @@ function showPlan(view) {
   table(
     "rollouts",
     view.rollouts.map((each) => [
-      [when(each.time), String(each.revision), each.reason, each.failure ? `${each.outcome}: ${each.failure}` : each.outcome, seconds(each.seconds)],
+      [when(each.time), String(each.revision), each.reason, each.failure ? `${each.outcome}: ${each.failure}` : each.outcome, seconds(each.seconds), each.phases, String(each.late)],
       each.failed ? "bad" : "",
     ]),
   );
