@@ -28,9 +28,13 @@ class Cluster:
         return (*self.local.fleet(), *self.nodes.fleet())
 
     def isolation(self) -> str:
-        words = [self.local.isolation()] if self.local.fleet() else []
-        words += [f"{node.name}: {node.welcome.isolation}" for node in self.nodes if node.welcome is not None]
-        return "; ".join(words) or self.local.isolation()
+        told = [self.local.isolation()] if self.local.fleet() else []
+        places: dict[str, list[str]] = {}  # nodes by what keeps their workers to their shares
+        for node in self.nodes:
+            if node.welcome is not None:
+                places.setdefault(node.welcome.isolation, []).append(node.name)
+        told += [f"{', '.join(names)}: {words}" for words, names in places.items()]
+        return "; ".join(told) or self.local.isolation()
 
     def capacity_fingerprint(self) -> str:
         return self.local.capacity_fingerprint()

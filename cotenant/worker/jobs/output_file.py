@@ -11,14 +11,20 @@ _LAST = 4096  # bytes of which the last line is read
 
 
 class OutputFile:
-    """Append to a file up to `limit` bytes, and drop the rest with a note. A disk that is full drops it as well."""
+    """Append to a file up to `limit` bytes, and drop the rest with a note. A disk that is full drops it as well.
 
-    def __init__(self, path: Path, *, limit: int = LIMIT) -> None:
+    header: a line before all that the job prints; empty for none.
+    """
+
+    def __init__(self, path: Path, *, header: str = "", limit: int = LIMIT) -> None:
         fresh = os.O_TRUNC if path.exists() and path.stat().st_size > KEPT else 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | fresh, 0o600)
         self._left = limit
         self._limit = limit
         self._last = b""
+        if header:
+            self.write(f"{header}\n".encode())
+            self._last = b""  # a job that is silent has no last line
 
     def write(self, data: bytes) -> None:
         self._last = (self._last + data)[-_LAST:]

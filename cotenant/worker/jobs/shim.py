@@ -359,14 +359,12 @@ def serve(server: socket.socket) -> None:
     attempt, *rest = messages
     assert isinstance(attempt, Attempt)
     try:
-        output = OutputFile(Path(attempt.output))
+        output = OutputFile(Path(attempt.output), header=attempt.header)
         if attempt.own_directory:
             Path(attempt.directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         server.sendall(encode_line(Ended(completed=False, reason=f"{error.filename}: {error.strerror}")))
         return
-    if attempt.header:
-        output.write(f"{attempt.header}\n".encode())
     try:
         shim = Shim(server, lines, attempt, output)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -137,6 +137,15 @@ async def test_crashing_job_is_tried_again_as_often_as_it_may(tmp_path: Path, mo
 
 
 @in_loop
+async def test_silent_job_has_no_last_line_in_a_later_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, monkeypatch) as jobs:
+        jobs.submit("sys.exit(4)", retries=1)
+        await jobs.until(lambda: jobs.status().state is JobState.FAILED)
+        assert jobs.status().reason == "it exited with status 4 (the last of 2 attempts)"
+    assert (tmp_path / "job-1" / "output.txt").read_text() == "--- attempt 2 ---\n"
+
+
+@in_loop
 async def test_program_that_is_not_there_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(tmp_path, monkeypatch) as jobs:
         work = Command(argv=("/no/such/program",))

@@ -18,11 +18,13 @@ import trustme
 
 from cotenant.backends.cpu import Cpu
 from cotenant.backends.fake import Fake
+from cotenant.backends.none import NoDevices
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError, NodeError
 from cotenant.live.nodes import link as link_module
 from cotenant.live.nodes import node as node_module
+from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.credentials import check_guarded, known_token, new_nonce, prove, split_address
 from cotenant.live.nodes.link import MAGIC, Link, Receiver
 from cotenant.live.nodes.messages import PROTOCOL, Challenge, Goodbye, Hello, Message, Ping, Pong, Proof, Welcome
@@ -71,6 +73,22 @@ def test_session_with_another_token_is_refused_with_words(
             assert told.startswith(f"node-a ({agent.address}) does not serve this front end: ")
             assert TOKEN not in told and "certificate" not in told
             assert not agent.agent.front_end
+
+    asyncio.run(scenario())
+
+
+def test_nodes_that_keep_shares_alike_are_told_of_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            agent_of(Fake(), tmp_path / "a") as first,
+            agent_of(Fake(), tmp_path / "b") as second,
+            agent_of(Cpu(), tmp_path / "c") as third,
+            nodes_of(first.address, second.address, third.address) as nodes,
+        ):
+            for name in ("node-a", "node-b", "node-c"):
+                await up(nodes, name)
+            told = Cluster(NoDevices(), nodes).isolation()
+            assert told == f"node-a, node-b: {Fake().isolation()}; node-c: {Cpu().isolation()}"
 
     asyncio.run(scenario())
 
