@@ -22,7 +22,8 @@ class LaneSetup(msgspec.Struct, frozen=True):
 class Flight(msgspec.Struct):
     """Hold a batch in flight.
 
-    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number.
+    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number. joined:
+    the rows of each, where the worker was given them as one; else empty.
     """
 
     batch: int
@@ -32,6 +33,7 @@ class Flight(msgspec.Struct):
     kept: list[object]
     room: Block | None
     requests: int
+    joined: tuple[int, ...]
 
 
 class LaneWorker:

@@ -17,6 +17,7 @@ import msgspec
 
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.worker.arena import Arena
+from cotenant.worker.batch import separate
 from cotenant.worker.wire import (
     BatchResult,
     Inbox,
@@ -315,6 +316,7 @@ class Session:
         if self._closed:
             return
         self.running = None
+        joined = bool(run.rows)
         answers: list[list[TensorPart] | str] = [*self._outputs(run)]
         batch = run.batch
         match fault:
@@ -327,10 +329,13 @@ class Session:
             case "outside":
                 answers = [[TensorPart("y", "UINT8", (1, 8), None, 1 << 40, 8)] for _ in answers]
             case "fails":
-                answers = ["the model failed"] * len(answers)
+                answers, joined = ["the model failed"] * len(run.rows or answers), False
             case "fails-partly":
+                if joined:
+                    apart = msgspec.structs.replace(run, requests=separate(run.requests[0], run.rows))
+                    answers, joined = [*self._outputs(apart)], False
                 answers[0] = "the model failed on it"
-        data = encode_message(BatchResult(batch, answers, _TIMING))
+        data = encode_message(BatchResult(batch, answers, _TIMING, joined))
         match fault:
             case "twice":
                 data *= 2
