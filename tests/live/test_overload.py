@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -262,6 +263,18 @@ def test_goodput_holds_though_callers_have_waited_where_the_server_does_not_see_
         monkeypatch.setitem(globals(), cost, globals()[cost] * slower)
     callers = Patient(rate=10 * CAPACITY, connections=4000, patience=SLO / 2)
     assert goodput(callers, 1.0) > 0.8
+
+
+@pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.5, False)])
+def test_callers_that_wait_for_ever_are_late_once_less_is_answered_than_they_offer(
+    monkeypatch: pytest.MonkeyPatch, slower: float, holds: bool
+) -> None:
+    """The line at the callers grows by what is not answered, rejections included: no order of answers helps."""
+    for cost in ("READ", "ANSWER", "GLANCE", "REJECT"):
+        monkeypatch.setitem(globals(), cost, globals()[cost] * slower)
+    callers = Patient(rate=10 * CAPACITY, connections=4000, patience=math.inf)
+    assert goodput(callers, 1.0) > 0.9 if holds else goodput(callers, 1.0) < 0.1
+    assert (len(callers.line) > 0) == (not holds)
 
 
 def test_request_that_was_read_is_not_rejected_afterwards() -> None:
