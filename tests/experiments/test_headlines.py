@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.gpulet import fig05, fig06, fig07, fig10, fig17, max_rates
+from experiments.gpulet import fig05, fig06, fig07, fig10, fig13, fig17, max_rates
 from experiments.gpulet.systems import System, schedule_scenarios
 from experiments.hetsev import fig02, fig05_clients
 from experiments.hetsev.fig05_clients import HOST_BOUND, MEASURED
@@ -67,6 +67,17 @@ def test_figure_17_published_gpulet_reaches_96_1_percent_of_its_ideal_on_the_v10
 ) -> None:
     names = {("ideal", "published"), ("gpulet+int", "published"), ("ideal", "cotenant")}
     assert mean_rates(fig17, names, "v100", monkeypatch)["gpulet+int, published"] == pytest.approx(0.961, abs=0.001)
+
+
+@pytest.mark.slow
+def test_figure_13_published_gpulet_sustains_1_67_times_what_sbp_does_on_the_v100(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published = tuple(system for system in fig13.SYSTEMS if system.origin == "published")
+    monkeypatch.setattr(fig13, "SYSTEMS", published)
+    rows = fig13.run(Options(profiles=("v100",)))
+    found = {row.system: row.of_sbp for row in rows if row.group == max_rates.MEAN}
+    assert found == pytest.approx({"SBP": 1.0, "gpulet": 1.67, "gpulet+int": 1.61}, abs=0.006)
 
 
 def test_figure_7_percentages_below_18() -> None:
