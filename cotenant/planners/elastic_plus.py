@@ -15,6 +15,7 @@ Other than there
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -27,6 +28,7 @@ from cotenant.planners.capacity import (
     ROUNDING_TOLERANCE,
     DeviceDraft,
     PartitionDraft,
+    RoundShare,
     build_plan,
     fits_device,
     footprint,
@@ -34,6 +36,7 @@ from cotenant.planners.capacity import (
     latency_curve,
     max_throughput_batch,
     median_slowdown,
+    smallest_batches,
     sorted_by_price,
 )
 
@@ -74,6 +77,7 @@ class _Fleet:
         self.devices: list[DeviceDraft] = []
         self._colocated_cache: dict[tuple[str, str], dict[int, float]] = {}
         self._alone_cache: dict[tuple[str, str], dict[int, float]] = {}
+        self._memory_cache: dict[tuple[str, int, tuple[tuple[str, float], ...]], float] = {}
 
     def serves(self, model: str) -> bool:
         """Return whether any share of any kind serves a model within its target."""
@@ -155,17 +159,20 @@ class _Fleet:
         for free, device in pieces:
             last = kind.max_partitions is not None and len(device.cuts) + 1 == kind.max_partitions
             legal = [cut for cut in kind.cuts if cut <= free]
-            if not legal or not self._may_fit(device, model):
+            if not legal:
                 continue
             share = target.share if target.share <= free and not last else legal[-1]
             rate = min(
                 unserved if share > target.share else target.rate,
                 self._max_rates_colocated(model, kind).get(share, 0.0),
             )
+            left = kind.memory - sum(self._least_memory(kind, cut) for cut in device.cuts)
             # Under the actual interference the share may sustain less: take a larger one, or else place less.
             for fraction in (1.0, 0.5, 0.25, 0.125) if rate else ():
                 for size in [cut for cut in legal if cut >= share]:
                     cut = PartitionDraft(size, {model: rate * fraction})
+                    if self._least_memory(kind, cut) > left:
+                        continue
                     if fits_device(self.problem, kind, [*device.cuts, cut]):
                         if not device.cuts:
                             self.devices.append(device)
@@ -173,11 +180,27 @@ class _Fleet:
                         return rate * fraction
         return 0.0
 
-    def _may_fit(self, device: DeviceDraft, model: str) -> bool:
-        """Return whether a device has the memory for one more worker, all with their smallest batches. Where memory is
-        what is short, this spares trying every share of every device."""
-        models = [model, *(name for cut in device.cuts for name in cut.rates)]
-        return sum(footprint(self.problem, device.kind.name, name, 1) for name in models) <= device.kind.memory
+    def _least_memory(self, kind: Kind, cut: PartitionDraft) -> float:
+        """Return the bytes that a partition needs whatever is beside it; inf where it keeps no target even alone.
+
+        Where memory is what is short, this spares looking at whole devices, at every share and part of the rate.
+        """
+        key = kind.name, cut.share, tuple(cut.rates.items())
+        if key not in self._memory_cache:
+            shares = [
+                RoundShare(latency_curve(self.problem, name, kind.name, cut.share), rate, self.problem.model(name).slo)
+                for name, rate in cut.rates.items()
+            ]
+            batches = smallest_batches(shares)
+            self._memory_cache[key] = (
+                math.inf
+                if batches is None
+                else sum(
+                    footprint(self.problem, kind.name, name, batch)
+                    for name, batch in zip(cut.rates, batches, strict=True)
+                )
+            )
+        return self._memory_cache[key]
 
     def _merge(self, model: str, target: _Target, kind: Kind) -> float:
         """TemporalScheduling, line 22: time-share a partition, grown by less than one of its own would take."""
