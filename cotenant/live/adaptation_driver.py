@@ -206,8 +206,8 @@ class AdaptationDriver:
         self.feed(msgspec.structs.replace(solved, seconds=self._clock() - begun))
 
     def _roll(self, roll: Roll, now: float) -> None:
-        if self._state.transitions:
-            reason = f"{' and '.join(sorted(self._state.transitions))} is being loaded or unloaded"
+        if change := self._state.repeated_change:
+            reason = f"the {change} comes first: another plan was in its way already"
             self.feed(RollEnded(number=roll.number, outcome=RolloutOutcome.OUTDATED, reason=reason))
             return
         _, desired = self._rollouts.desired

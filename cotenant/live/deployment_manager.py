@@ -119,18 +119,26 @@ class DeploymentManager:
             await self._change(changed, reason)
 
     async def _change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
-        """Apply one change to the deployment; again, if another deployment came into force meanwhile."""
-        while True:
-            await self._rollouts.idle()
-            base, current = self._rollouts.desired
-            deployment = await changed(current)
-            try:
-                await self._rollouts.apply(deployment, reason, base=base)
-            except RolloutError as error:
-                if error.outcome not in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
-                    raise
-            else:
-                return
+        """Apply one change to the deployment; again, if another deployment came into force meanwhile. The first time
+        takes long where a model has to be profiled, so it holds up no plan; what is done again does."""
+        try:
+            while not await self._applied(changed, reason):
+                self._state.repeated_change = reason
+        finally:
+            self._state.repeated_change = ""
+
+    async def _applied(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> bool:
+        """Apply a change to the deployment that is wanted now; return whether no other one came first."""
+        await self._rollouts.idle()
+        base, current = self._rollouts.desired
+        deployment = await changed(current)
+        try:
+            await self._rollouts.apply(deployment, reason, base=base)
+        except RolloutError as error:
+            if error.outcome not in (RolloutOutcome.SUPERSEDED, RolloutOutcome.OUTDATED):
+                raise
+            return False
+        return True
 
     @asynccontextmanager
     async def _transition(self, verb: Literal["load", "unload"], name: str) -> AsyncIterator[None]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -184,12 +185,36 @@ def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> N
             assert fed == [Solved(number=8, error="another revision is on its way", outdated=True)]
 
             fed.clear()
-            server._state.transitions = {"lookup": "UNLOADING"}
-            driver._perform(Roll(8, asking.given.plan, {}, "now"), 0.0)
-            assert [(e.outcome, e.reason) for e in fed if isinstance(e, RollEnded)] == [
-                (RolloutOutcome.OUTDATED, "lookup is being loaded or unloaded")
-            ]
-            server._state.transitions = {}
+
+    run(main())
+
+
+def test_plan_is_rolled_out_while_a_model_that_is_to_be_loaded_is_prepared_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server = asking.server
+            assert server._adaptation is not None and server._adaptation._adapting is not None
+            driver = server._adaptation._adapting
+            fed: list[object] = []
+            driver.feed = fed.append  # type: ignore[method-assign, assignment]
+            prepare, attempts = server._deployments._prepare, 0
+
+            async def disturbed(*given: Any) -> Deployment:
+                nonlocal attempts
+                attempts += 1
+                assert attempts <= 2, "a load that is prepared again and again never ends"
+                fed.clear()
+                driver._perform(Roll(attempts, server.deployment.plan, {"identity": 20.0}, "more is offered"), 0.0)
+                await until(lambda: any(isinstance(event, RollEnded) for event in fed))
+                return await prepare(*given)
+
+            server._deployments._prepare = disturbed
+            await server.load("lookup", {})
+            assert attempts == 2 and server._state.repeated_change == ""
+            (ended,) = [event for event in fed if isinstance(event, RollEnded)]
+            assert (ended.number, ended.outcome) == (2, RolloutOutcome.OUTDATED)
+            assert ended.reason == "the load of lookup comes first: another plan was in its way already"
+            assert server.deployment.plan.rate("lookup")
 
     run(main())
 
