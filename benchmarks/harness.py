@@ -187,8 +187,9 @@ def pss(pid: int) -> int:
 def tree(pid: int) -> Iterator[int]:
     """Yield a process and its living descendants."""
     yield pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():  # all that its main thread started
-        yield from tree(int(child))
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):  # by thread
+        for child in children.read_text().split():
+            yield from tree(int(child))
 
 
 @functools.cache

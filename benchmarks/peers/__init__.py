@@ -1,0 +1,1 @@
+"""Other servers beside ours."""
