@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from cotenant.control.adaptation import (
     Acquire,
@@ -48,6 +47,7 @@ from cotenant.control.held_devices import HeldDevices
 from cotenant.control.lead_time import LeadTime
 from cotenant.control.model_watch import MAX_HEADROOM, ModelWatch
 from cotenant.control.model_watches import Horizon, ModelWatches
+from cotenant.control.next_plan import Need, Ready, Rolling, Solving
 from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
@@ -58,39 +58,6 @@ HEADROOM_STEP = 1.15  # factor on the headroom of a model whose SLO is missed
 OUTDATED = 1.1  # a rate so many times what a new plan sustains makes that plan outdated before it is in force
 MAX_INTERVAL = 30.0  # seconds between two observations, beyond which counts say nothing about rates
 WORTH_MOVING = 0.95  # of the price in force, at most, for which a plan is moved to that serves no more
-
-
-class _Need(NamedTuple):
-    """A reason to plan anew, the least that may do, and whether it is certain."""
-
-    cause: Cause
-    reason: str
-    step: SolveStep = SolveStep.KEEP
-    certain: bool = True
-
-
-class _Solving(NamedTuple):
-    """A plan is asked for. since: when it was; certain: whether it surely has a reason."""
-
-    asked: Solve
-    since: float
-    certain: bool
-
-
-class _Ready(NamedTuple):
-    """A plan waits until it is certain that rates have risen. since: when it was asked for."""
-
-    asked: Solve
-    solved: Solved
-    since: float
-
-
-class _Rolling(NamedTuple):
-    """A plan is rolled out. since: when it was asked for."""
-
-    asked: Solve
-    solved: Solved
-    since: float
 
 
 class Controller:
@@ -120,7 +87,7 @@ class Controller:
         self._held = HeldDevices(
             devices, self._lead, retry=self.options.retry, longest_retry=self.options.longest_retry
         )
-        self._next: _Solving | _Ready | _Rolling | None = None  # how far the next plan has come; None: there is none
+        self._next: Solving | Ready | Rolling | None = None  # how far the next plan has come; None: there is none
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
         self._postponed = ""  # such a reason, of which nothing came
@@ -151,7 +118,7 @@ class Controller:
                     self._fail(now, f"{count} x {kind} cannot be had", reason)
                 else:  # plans do not wait for what has been refused before
                     self._note(now, f"{count} x {kind} still cannot be had", reason)
-        if self._plan is not None and not isinstance(self._next, _Solving | _Rolling):
+        if self._plan is not None and not isinstance(self._next, Solving | Rolling):
             self._decide(now, commands)
         if self._held.ask_again(now):
             self._acquire(now, commands)
@@ -184,7 +151,7 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
-        if isinstance(self._next, _Ready):
+        if isinstance(self._next, Ready):
             self._next = None
         self._held.wanted = None
         self._not_before = now + self.options.settle
@@ -211,7 +178,7 @@ class Controller:
         if now < self._not_before and not self._urgent:
             return
         need, ready = self._need(now), self._next
-        assert ready is None or isinstance(ready, _Ready)
+        assert ready is None or isinstance(ready, Ready)
         self._next = None
         if need is None:
             if ready is not None:
@@ -222,31 +189,31 @@ class Controller:
             self._urgent = self._postponed = ""
             self._solve(need, now, commands)
 
-    def _need(self, now: float) -> _Need | None:
+    def _need(self, now: float) -> Need | None:
         if urgent := self._urgent or self._postponed:
-            return _Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
+            return Need(Cause.DEVICES, urgent, SolveStep.REPLAN)
         suspected = self._exceeding(self.options.suspected_threshold)
         if suspected and (exceeded := self._exceeding(self.options.changed_threshold)):
-            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, exceeded)))
+            return Need(Cause.RATE, "; ".join(map(self._describe_excess, exceeded)))
         machine = self._watches.machine
         if machine.drifted and (machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
-            return _Need(Cause.LATENCY, f"batches of all models take {machine.ratio:.2g} × as long as predicted")
+            return Need(Cause.LATENCY, f"batches of all models take {machine.ratio:.2g} × as long as predicted")
         if drifted := [name for name, watch in self._watches if watch.slowdown.drifted and self._drift_matters(name)]:
-            return _Need(Cause.LATENCY, "; ".join(map(self._describe_drift, drifted)))
+            return Need(Cause.LATENCY, "; ".join(map(self._describe_drift, drifted)))
         missed = [name for name, watch in self._watches if watch.attainment.missed(self._targets.get(name, 0.99))]
         if missed and not self._short:
             # A plan is made anyway: those that fall short of their targets, be it by chance, get more as well.
             for name, watch in self._watches:
                 if watch.attainment.falls_short(self._targets.get(name, 0.99)):
                     watch.headroom = min(watch.headroom * HEADROOM_STEP, MAX_HEADROOM)
-            return _Need(Cause.SLO, f"SLO violated: {', '.join(missed)}")
+            return Need(Cause.SLO, f"SLO violated: {', '.join(missed)}")
         if suspected:
-            return _Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
+            return Need(Cause.RATE, "; ".join(map(self._describe_excess, suspected)), certain=False)
         if doubtful := self._doubtful():
             why = f"{', '.join(doubtful)} may be as fast as others by now: no batch has told for a while"
-            return _Need(Cause.LATENCY, why, SolveStep.REPLAN)
+            return Need(Cause.LATENCY, why, SolveStep.REPLAN)
         if self._could_save(now):
-            return _Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
+            return Need(Cause.SAVING, "rates have been lower for a cool-down", SolveStep.REPLAN)
         return None
 
     def _exceeding(self, threshold: float) -> list[str]:
@@ -305,7 +272,7 @@ class Controller:
         watch = self._watches[name]
         return max(watch.peak(since), watch.demand, self.options.idle_rate)
 
-    def _solve(self, need: _Need, now: float, commands: list[ControllerCommand]) -> None:
+    def _solve(self, need: Need, now: float, commands: list[ControllerCommand]) -> None:
         assert self._plan is not None
         self._numbers += 1
         # Models without a rate, such as one just loaded, keep a place though nobody has asked for them yet.
@@ -332,7 +299,7 @@ class Controller:
             cause=need.cause,
             reason=need.reason,
         )
-        self._next = _Solving(solve, now, need.certain)
+        self._next = Solving(solve, now, need.certain)
         self._note(now, "plan again", need.reason)
         commands.append(solve)
 
@@ -340,7 +307,7 @@ class Controller:
 
     def _solved(self, solved: Solved, now: float, commands: list[ControllerCommand]) -> None:
         solving = self._next
-        if not isinstance(solving, _Solving) or solving.asked.number != solved.number:
+        if not isinstance(solving, Solving) or solving.asked.number != solved.number:
             return  # late, or twice
         self._next, asked = None, solving.asked
         if asked.current != self._plan:
@@ -355,9 +322,9 @@ class Controller:
             self._fail(now, "no plan", solved.error, again=solved.outdated)
             return
         certain = solving.certain or bool(self._exceeding(self.options.changed_threshold))
-        self._accept(_Ready(asked, solved, solving.since), now, commands, certain=certain)
+        self._accept(Ready(asked, solved, solving.since), now, commands, certain=certain)
 
-    def _accept(self, ready: _Ready, now: float, commands: list[ControllerCommand], *, certain: bool) -> None:
+    def _accept(self, ready: Ready, now: float, commands: list[ControllerCommand], *, certain: bool) -> None:
         """Go over to a plan, or have it wait until it is certain that rates have risen. That takes as long as another
         observation or two, and so does the search, so that both are done at once."""
         asked, solved, _ = ready
@@ -378,7 +345,7 @@ class Controller:
             self._note(now, "keep the plan", "it serves these rates" if solved.step is SolveStep.KEEP else "no gain")
             self._release(now, commands)
             return
-        self._next = _Rolling(*ready)
+        self._next = Rolling(*ready)
         verb = "retune" if solved.step is SolveStep.RETUNE else "roll out"
         devices = show_count(solved.plan.devices_used, "device")
         action = f"{verb} a plan of {devices}, solved in {solved.seconds:.2f} s"
@@ -421,7 +388,7 @@ class Controller:
 
     def _roll_ended(self, ended: RollEnded, now: float, commands: list[ControllerCommand]) -> None:
         rolling = self._next
-        if not isinstance(rolling, _Rolling) or rolling.solved.number != ended.number:
+        if not isinstance(rolling, Rolling) or rolling.solved.number != ended.number:
             return
         self._next = None
         if ended.outcome is not RolloutOutcome.COMPLETED:
@@ -484,9 +451,9 @@ class Controller:
     def status(self) -> ControllerStatus:
         """Return what it knows and what it is at."""
         match self._next:
-            case _Rolling(asked):
+            case Rolling(asked):
                 activity, reason = "rolling out", asked.reason
-            case _Solving(asked):
+            case Solving(asked):
                 activity, reason = "solving", asked.reason
             case _:
                 activity, reason = "watching", ""
