@@ -15,7 +15,8 @@ Each problem is one line of the results file, which is continued where an earlie
 after so long. The process is niced. The gap is relative to the bound: of the multiple from below, of the cost from
 above; it has no meaning where a plan leaves rates unserved, which are counted apart. Seconds are CPU time; memory is
 the peak of the process so far. `one model each` is the integer program of `planner_problems.one_model_each`, to tell a
-loose bound from a bad plan: no plan should cost more.
+loose bound from a bad plan: no plan should cost more. It only adds up the shares of a kind's devices, so an answer of
+it may fit no whole devices: one below the proven bound does not, and is counted apart.
 """
 
 from __future__ import annotations
@@ -117,7 +118,10 @@ def summarise(scores: Sequence[Score], name: str, *, as_json: bool) -> None:
         return
     short = [score for score in own if score.unserved > 0]
     above = sum(gap > GOAL_WORST for gap in gaps)
-    dearer = sum(score.one_model_each is not None and score.value > score.one_model_each * 1.000001 for score in own)
+    dearer = [
+        score for score in own if score.one_model_each is not None and score.value > score.one_model_each * 1.000001
+    ]
+    no_plans = sum(score.one_model_each < (score.bound or 0.0) * 0.999999 for score in dearer if score.one_model_each)
     seconds = [score.seconds for score in own]
     proven = sum(score.proven == "optimal" for score in own)
     memory, faults = max(score.mib for score in own), sum(score.faults for score in own)
@@ -126,7 +130,7 @@ def summarise(scores: Sequence[Score], name: str, *, as_json: bool) -> None:
         f"{above} above {GOAL_WORST:.0%}",
         f"{len(short)} leave rates unserved",
         f"{proven} proven optimal",
-        f"{dearer} dearer than one model each",
+        f"{len(dearer)} dearer than one model each, of which {no_plans} are below the bound: proven to be no plans",
         f"{faults} faults",
         f"{np.mean(seconds):.2f} s on average, {max(seconds):.2f} s at worst",
         f"{memory:.0f} MiB",
