@@ -1,6 +1,6 @@
 """Measure CPU time per small JSON request of the whole server, workers included.
 
-16 floats, 16 and 64 connections, the identity as an ONNX model. Baselines: raw uvicorn with an app that returns fixed
+16 floats, 16 and 64 connections, the identity as an ONNX model; also as binary tensors. Baselines: raw uvicorn with an app that returns fixed
 bytes, uvicorn with an app that reads the JSON and writes the answer's, and our HTTP layer alone. Rounds alternate;
 figures are medians.
 """
@@ -11,7 +11,7 @@ import statistics
 from contextlib import ExitStack
 
 from benchmarks import onnx_models
-from benchmarks.harness import SMALL, Load, Served, cotenant, drive, show, started
+from benchmarks.harness import SMALL, Load, Served, cotenant, drive, large, show, started
 
 ROUNDS = 3
 CALLERS = (16, 64)
@@ -24,12 +24,13 @@ def main() -> None:
     loads: dict[tuple[str, int], list[Load]] = {}
     with ExitStack() as stack:
         servers = {name: stack.enter_context(started("-m", "benchmarks.http_floor", name)) for name in BASELINES}
-        servers["server"] = stack.enter_context(cotenant({"identity": IDENTITY}))
+        servers["server"] = servers["binary"] = stack.enter_context(cotenant({"identity": IDENTITY}))
         for round_ in range(ROUNDS + 1):
             for callers in CALLERS:
                 for name, (pid, url) in servers.items():
                     address = f"{url}/v2/models/identity/infer"
-                    load = drive(pid, address, SMALL, connections=callers, seconds=2 if round_ else 1)
+                    body, headers = large(64) if name == "binary" else (SMALL, {})
+                    load = drive(pid, address, body, headers, connections=callers, seconds=2 if round_ else 1)
                     if round_:  # the first warms up
                         loads.setdefault((name, callers), []).append(load)
     figures = {
@@ -41,7 +42,8 @@ def main() -> None:
     }
     errors = sum(load.errors for each in loads.values() for load in each)
     lines = [
-        f"{callers} connections: {figures[f'server_{callers}_us']:.0f} µs CPU time per request (raw uvicorn "
+        f"{callers} connections: {figures[f'server_{callers}_us']:.0f} µs CPU time per request, binary "
+        f"{figures[f'binary_{callers}_us']:.0f} µs (raw uvicorn "
         f"{figures[f'raw_{callers}_us']:.0f} µs, one that reads and writes JSON "
         f"{figures[f'protocol_{callers}_us']:.0f} µs; our HTTP layer alone {figures[f'layer_{callers}_us']:.0f} µs), "
         f"{rates[f'rate_{callers}']:,.0f} requests/s"

@@ -11,14 +11,14 @@ from fastapi import Request
 from benchmarks.peers.model import BATCH, DELAY, run
 
 
-class Api(litserve.LitAPI):
+class Api(litserve.LitAPI):  # type: ignore[misc]
     """Read and write the tensors of the Open Inference Protocol, as far as the benchmark sends them."""
 
     def setup(self, device: str) -> None:
         self.model = sys.argv[1]
 
     def decode_request(self, request: Request) -> Any:
-        (given,) = request["inputs"]  # type: ignore[index]
+        (given,) = request["inputs"]
         return np.array(given["data"], np.float32)
 
     def predict(self, rows: Any) -> Any:

@@ -12,7 +12,7 @@ from mlserver.types import InferenceRequest, InferenceResponse
 from benchmarks.peers.model import BATCH, DELAY, run
 
 
-class Model(MLModel):
+class Model(MLModel):  # type: ignore[misc]
     """Run a model on what MLServer has joined to a batch."""
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
