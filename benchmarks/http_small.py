@@ -1,8 +1,8 @@
 """Measure CPU time per small JSON request of the whole server, workers included.
 
-16 floats, 16 and 64 connections, the identity as an ONNX model; also as binary tensors. Baselines: raw uvicorn with an app that returns fixed
-bytes, uvicorn with an app that reads the JSON and writes the answer's, and our HTTP layer alone. Rounds alternate;
-figures are medians.
+16 floats, 16 and 64 connections, the identity as an ONNX model; the same as binary tensors. Baselines: raw uvicorn with
+an app that returns fixed bytes, uvicorn with an app that reads the JSON and writes the answer's, and our HTTP layer
+alone. Rounds alternate; figures are medians.
 """
 
 from __future__ import annotations
