@@ -22,8 +22,7 @@ class LaneSetup(msgspec.Struct, frozen=True):
 class Flight(msgspec.Struct):
     """Hold a batch in flight.
 
-    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number. joined:
-    the rows of each, where the worker was given them as one; else empty.
+    kept: what must stay in memory meanwhile. room: arena memory for its large outputs. requests: their number.
     """
 
     batch: int
@@ -33,7 +32,6 @@ class Flight(msgspec.Struct):
     kept: list[object]
     room: Block | None
     requests: int
-    joined: tuple[int, ...]
 
 
 class LaneWorker:

@@ -25,7 +25,7 @@ from cotenant.control.events import (
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
-from cotenant.live.batch_tensors import is_inline, joined_parts, output_size, separated, tensor_of, tensor_part
+from cotenant.live.batch_tensors import is_inline, output_size, tensor_of, tensor_part
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import Flight, LaneSetup, LaneWorker, WorkerLane, new_audit, why_not
 from cotenant.live.lending import Lending
@@ -405,11 +405,6 @@ class Pool:
         """Give a lane its next batch: the input tensors of each request. The lane must be idle and its worker ready. A
         batch given to a worker whose death was not reported yet is lost with it. Raises WorkerError for a lane that
         cannot take the batch."""
-        if len(payloads) > 1 and self._is_batched(lane, model):
-            parts, rows = joined_parts(payloads)
-            if rows:
-                self.run_parts(lane, batch, model, [parts], [], rows)
-                return
         kept: list[object] = []
         self.run_parts(
             lane,
@@ -419,22 +414,11 @@ class Pool:
             kept,
         )
 
-    def _is_batched(self, lane: LaneId, model: str) -> bool:
-        """Return whether a model has a batch dimension; False where the lane does not hold it."""
-        held = self._lanes.get(lane)
-        return held is not None and model in held.models and held.models[model].batched
-
     def run_parts(
-        self,
-        lane: LaneId,
-        batch: int,
-        model: str,
-        requests: list[list[TensorPart]],
-        kept: list[object],
-        joined: tuple[int, ...] = (),
+        self, lane: LaneId, batch: int, model: str, requests: list[list[TensorPart]], kept: list[object]
     ) -> None:
         """Give a lane its next batch, as `run` does. requests: as they go to the worker. kept: what must stay in memory
-        meanwhile. joined: the rows of each request, where `requests` has a single one that holds the rows of all."""
+        meanwhile."""
         held = self._lanes.get(lane)
         worker = None if held is None else held.worker
         if (
@@ -453,9 +437,8 @@ class Pool:
         room = None
         if (size := rows * line.footprints[model]) >= LARGE:
             room = self._arena.allocate(size)
-        line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0), joined))
-        count = len(joined or requests)
-        self._flights[line] = Flight(batch, model, rows, time.monotonic(), kept, room, count, joined)
+        line.send(RunBatch(batch, model, requests, (room.offset, room.size) if room else (0, 0)))
+        self._flights[line] = Flight(batch, model, rows, time.monotonic(), kept, room, len(requests))
         self._lending.has_work(lane, True)
 
     def poll(self) -> None:
@@ -476,20 +459,10 @@ class Pool:
     def _answered(self, line: WorkerConnection, answer: BatchResult, size: int) -> None:
         """Take the answer of a worker. Raises WorkerError where it answers what it was not asked."""
         flight = self._flights.get(line)
-        if (
-            flight is None
-            or answer.batch != flight.batch
-            or len(answer.requests) != (1 if answer.joined else flight.requests)
-            or (answer.joined and not flight.joined)
-        ):
+        if flight is None or (answer.batch, len(answer.requests)) != (flight.batch, flight.requests):
             raise WorkerError(f"it answered batch {answer.batch}, which it was not given so")
-        answers: Sequence[Payload | RequestError] | None = None
-        if answer.joined:
-            (parts,) = answer.requests
-            if isinstance(parts, str):
-                raise WorkerError(f"it answered batch {answer.batch} as a whole with an error")
-            answers = separated(parts, flight.joined, flight.room)
-        elif self._forward is None or not is_inline(answer):
+        answers: list[Payload | RequestError] | None = None
+        if self._forward is None or not is_inline(answer):
             answers = [
                 FailedError(parts)
                 if isinstance(parts, str)

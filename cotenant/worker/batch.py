@@ -17,14 +17,13 @@ from cotenant.worker.runners.arrays import Array, datatype, decode_strings, enco
 from cotenant.worker.wire import LARGE, TensorPart, aligned
 
 Request = Sequence[TensorPart]
-_FAILURES = (ModelError, ValueError, MemoryError)  # of one batch, and not of the worker
 
 
 class BatchBuilder:
     """Run requests as one batch on a runner.
 
     memory: the arena. room: start and size in bytes of the block for large outputs. gather, infer, scatter, device:
-    seconds, as in `Timing`. joined: the last answers are a single one that holds the rows of all requests.
+    seconds, as in `Timing`.
     """
 
     def __init__(self, runner: Runner, memory: mmap.mmap, room: tuple[int, int]) -> None:
@@ -33,7 +32,6 @@ class BatchBuilder:
         self.scatter = 0.0
         self.device = 0.0
         self.rows = 0
-        self.joined = False
         self._runner = runner
         # numpy has no bfloat16: such outputs come as another dtype and are labelled by the model's description.
         self._datatypes = {spec.name: spec.datatype for spec in runner.model.outputs if spec.datatype == "BF16"}
@@ -41,29 +39,22 @@ class BatchBuilder:
         self._start = room[0]
         self._end = room[0] + room[1]
 
-    def run(self, requests: Sequence[Request], rows: Sequence[int] = ()) -> list[list[TensorPart] | str]:
-        """Return the outputs of each request, or the reason why the model failed on it. rows: of each, where `requests`
-        has a single one that holds the rows of all; then the answer is single too (`joined`), where it can be.
+    def run(self, requests: Sequence[Request]) -> list[list[TensorPart] | str]:
+        """Return the outputs of each request, or the reason why the model failed on it.
 
         Requests whose tensors differ in more than their rows run separately. A batch that fails is bisected, so that
         one bad request does not cost the others their answers. Raises DeviceError if the device runs nothing any more.
         """
-        if rows:
-            try:
-                return [*self._run_once(requests, rows)]
-            except _FAILURES:
-                requests = separate(requests[0], rows)
-            pending = _halves(range(len(rows)))
-        else:
-            pending = self._compatible(requests)
         answers: list[list[TensorPart] | str] = [[] for _ in requests]
+        pending = self._compatible(requests)
         while pending:
             members = pending.pop()
             try:
                 outputs = self._run_once([requests[member] for member in members])
-            except _FAILURES as error:
+            except (ModelError, ValueError, MemoryError) as error:
                 if len(members) > 1:
-                    pending += _halves(members)
+                    half = len(members) // 2
+                    pending += [members[:half], members[half:]]
                 else:
                     answers[members[0]] = one_line(error)
             else:
@@ -71,11 +62,9 @@ class BatchBuilder:
                     answers[member] = parts
         return answers
 
-    def _run_once(self, requests: Sequence[Request], joined: Sequence[int] = ()) -> list[list[TensorPart]]:
-        """Return the outputs of each request. joined: the rows of each, where they came as one; then so do their
-        outputs, unless one has strings, which cannot be divided unread."""
+    def _run_once(self, requests: Sequence[Request]) -> list[list[TensorPart]]:
         begun = time.monotonic()
-        sizes = joined or ([request[0].shape[0] for request in requests] if self._runner.model.batched else [1])
+        sizes = [request[0].shape[0] for request in requests] if self._runner.model.batched else [1]
         rows = sum(sizes)
         inputs = {parts[0].name: self._join(parts, rows) for parts in zip(*requests, strict=True)}
         gathered = time.monotonic()
@@ -87,14 +76,11 @@ class BatchBuilder:
             inferred = time.monotonic()
             self.infer += inferred - gathered
         self.device += self._runner.device
-        if len(sizes) > 1:
-            _check_rows(outputs, rows)
-        self.joined = len(joined) > 0 and all(array.dtype != object for _, array in outputs)
-        split = [self._split(name, array, [rows] if self.joined else sizes) for name, array in outputs]
+        split = [self._split(name, array, sizes) for name, array in outputs]
         self.scatter += time.monotonic() - inferred
         return [list(parts) for parts in zip(*split, strict=True)]
 
-    def _compatible(self, requests: Sequence[Request]) -> list[Sequence[int]]:
+    def _compatible(self, requests: Sequence[Request]) -> list[list[int]]:
         """Group the indices of requests that can share a batch."""
         if len(requests) == 1 or not self._runner.model.batched:
             return [[index] for index in range(len(requests))]
@@ -127,8 +113,16 @@ class BatchBuilder:
         return np.frombuffer(data, DTYPES[part.datatype]).reshape(part.shape)
 
     def _split(self, name: str, array: Array, sizes: Sequence[int]) -> list[TensorPart]:
-        """Split an output by the rows of each request."""
-        shapes = [array.shape] if len(sizes) == 1 else [(size, *array.shape[1:]) for size in sizes]
+        """Split an output by the rows of each request. Raises ModelError if its first dimension is not the batch."""
+        if len(sizes) == 1:
+            shapes = [array.shape]
+        elif array.shape[:1] == (sum(sizes),):
+            shapes = [(size, *array.shape[1:]) for size in sizes]
+        else:
+            raise ModelError(
+                f"output {name!r} has the shape {list(array.shape)} for {sum(sizes)} rows, so it cannot be divided "
+                "among requests; set max_batch_size: 0 in the model's config.pbtxt"
+            )
         if array.dtype == object:
             ends = itertools.accumulate(sizes)
             rows = [array[end - size : end] if len(sizes) > 1 else array for end, size in zip(ends, sizes, strict=True)]
@@ -148,31 +142,3 @@ class BatchBuilder:
             )
             place += size
         return parts
-
-
-def _halves(members: Sequence[int]) -> list[Sequence[int]]:
-    half = len(members) // 2
-    return [members[:half], members[half:]]
-
-
-def _check_rows(outputs: Sequence[tuple[str, Array]], rows: int) -> None:
-    """Raise ModelError for an output whose first dimension is not the batch."""
-    for name, array in outputs:
-        if array.shape[:1] != (rows,):
-            raise ModelError(
-                f"output {name!r} has the shape {list(array.shape)} for {rows} rows, so it cannot be divided among "
-                "requests; set max_batch_size: 0 in the model's config.pbtxt"
-            )
-
-
-def separate(joined: Request, rows: Sequence[int]) -> list[Request]:
-    """Return requests apart that came as one. rows: of each."""
-    requests: list[list[TensorPart]] = [[] for _ in rows]
-    for part in joined:
-        assert part.data is not None  # what lies in the arena is not joined
-        start, row = 0, len(part.data) // sum(rows)
-        for request, count in zip(requests, rows, strict=True):
-            data = part.data[start : start + count * row]
-            request.append(TensorPart(part.name, part.datatype, (count, *part.shape[1:]), data))
-            start += count * row
-    return [*requests]

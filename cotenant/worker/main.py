@@ -224,7 +224,7 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         started = time.monotonic()
         runner = loaded[run.model][0]
         batch = BatchBuilder(runner, memory, run.room)
-        answers = batch.run(run.requests, run.rows)
+        answers = batch.run(run.requests)
         done = time.monotonic()
         due, cpu = throttle.charge(started)
         if borrower is not None:
@@ -240,9 +240,9 @@ def serve(connection: socket.socket, arena: int, processors: Multiprocessors, us
         warming_up = setup.serve_first and later.unfinished
         timing = Timing(started, *parts, pause, cpu, batch.device, runner.memory, lent, warming_up)
         try:
-            send(BatchResult(run.batch, answers, timing, batch.joined))
+            send(BatchResult(run.batch, answers, timing))
         except WorkerError as error:  # too long: nothing of it was sent
-            send(BatchResult(run.batch, [str(error)] * len(run.rows or answers), timing))
+            send(BatchResult(run.batch, [str(error)] * len(answers), timing))
     gc.unfreeze()  # in a shared process this lane's models may be garbage now
     resources.close()
     return setup.cuda

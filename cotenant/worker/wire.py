@@ -147,29 +147,20 @@ class WorkerClosed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class RunBatch(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Run these requests as one batch. room: start and size of the arena block for large outputs, in bytes.
-
-    rows: of each request, where `requests` has a single one that holds the rows of all, one after the other; else
-    empty.
-    """
+    """Run these requests as one batch. room: start and size of the arena block for large outputs, in bytes."""
 
     batch: int
     model: str
     requests: list[list[TensorPart]]
     room: tuple[int, int] = (0, 0)
-    rows: tuple[int, ...] = ()
 
 
 class BatchResult(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """Return the outputs of each request in order, or the reason why the model failed on it.
-
-    joined: `requests` has a single one that holds the rows of all, as those of the batch came.
-    """
+    """Return the outputs of each request in order, or the reason why the model failed on it."""
 
     batch: int
     requests: list[list[TensorPart] | str]
     timing: Timing
-    joined: bool = False
 
 
 def aligned(size: int) -> int:

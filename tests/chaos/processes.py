@@ -17,7 +17,6 @@ import msgspec
 
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.worker.arena import Arena
-from cotenant.worker.batch import separate
 from cotenant.worker.wire import (
     BatchResult,
     Inbox,
@@ -316,7 +315,6 @@ class Session:
         if self._closed:
             return
         self.running = None
-        joined = bool(run.rows)
         answers: list[list[TensorPart] | str] = [*self._outputs(run)]
         batch = run.batch
         match fault:
@@ -329,13 +327,10 @@ class Session:
             case "outside":
                 answers = [[TensorPart("y", "UINT8", (1, 8), None, 1 << 40, 8)] for _ in answers]
             case "fails":
-                answers, joined = ["the model failed"] * len(run.rows or answers), False
+                answers = ["the model failed"] * len(answers)
             case "fails-partly":
-                if joined:
-                    apart = msgspec.structs.replace(run, requests=separate(run.requests[0], run.rows))
-                    answers, joined = [*self._outputs(apart)], False
                 answers[0] = "the model failed on it"
-        data = encode_message(BatchResult(batch, answers, _TIMING, joined))
+        data = encode_message(BatchResult(batch, answers, _TIMING))
         match fault:
             case "twice":
                 data *= 2

@@ -29,7 +29,7 @@ import msgspec
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, WorkerError
 from cotenant.live import codec
-from cotenant.live.batch_tensors import separated, tensor_of
+from cotenant.live.batch_tensors import tensor_of
 from cotenant.live.grpc import tensors
 from cotenant.live.http import HttpServer, Limits
 from cotenant.live.http.request_cycle import RequestCycle
@@ -464,7 +464,6 @@ _FROM_WORKER = (
     WorkerBroken("no"),
     WorkerClosed(),
     BatchResult(1, [[TensorPart("y", "FP32", (1, 2), memoryview(bytes(8)))], "no"], Timing(0, 0, 0, 0, 0, 0)),
-    BatchResult(1, [[TensorPart("y", "FP32", (2, 2), memoryview(bytes(16)))]], Timing(0, 0, 0, 0, 0, 0), joined=True),
     BatchResult(2**40, [[TensorPart("y", "FP32", (1, 2), None, 4096, 8)]], Timing(1e300, 0, 0, 0, 0, 0)),
 )
 _ENCODED = [bytes(encode_message(message)) for message in _FROM_WORKER]
@@ -478,8 +477,6 @@ def worker_protocol(rng: random.Random) -> None:
 
     def answered(line: object, answer: BatchResult, size: int) -> None:
         for parts in answer.requests:
-            if answer.joined and not isinstance(parts, str):
-                assert all(len(each) == len(parts) for each in separated(parts, [1, 1], _ROOM))
             for part in () if isinstance(parts, str) else parts:
                 tensor = tensor_of(part, _ROOM)
                 assert len(tensor.data) <= size + 256

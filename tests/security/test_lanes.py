@@ -111,13 +111,11 @@ def test_observer_that_breaks_does_not_keep_a_lane_busy() -> None:
 
 
 OUTSIDE = TensorPart("y", "FP32", (1, 2), None, 1 << 40, 8)
-WHOLE = TensorPart("y", "FP32", (1, 2), memoryview(bytes(8)))
 GARBAGE = {
     "no message": b"\x05\0\0\0\0\0\0\0\xc1\xc1\xc1\xc1\xc1",
     "a message of 2^63 bytes": b"\0\0\0\0\0\0\0\x80",
     "another batch": bytes(encode_message(BatchResult(77, [[]], TIMING))),
     "two answers to one request": bytes(encode_message(BatchResult(1, [[], []], TIMING))),
-    "one answer for many requests": bytes(encode_message(BatchResult(1, [[WHOLE]], TIMING, joined=True))),
     "ready a second time": bytes(encode_message(WorkerReady({}))),
     "an output outside its room": bytes(encode_message(BatchResult(1, [[OUTSIDE]], TIMING))),
 }

@@ -6,7 +6,7 @@ import mmap
 import resource
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,46 +87,6 @@ def test_batch_bad_request_fails_alone(folder: Path, memory: mmap.mmap, bad: lis
             assert "\n" not in answer and "ONNXRuntimeError" not in answer
         else:
             assert answer.tolist() == [[index % 4 * 10, 10]]
-
-
-def joined(arrays: list[Array]) -> tuple[list[list[TensorPart]], list[int]]:
-    """Return requests as one that has the rows of all, and the rows of each."""
-    return [[part(np.concatenate(arrays))]], [len(array) for array in arrays]
-
-
-@pytest.mark.parametrize("room", [NO_ROOM, (4096, 1 << 19)])
-def test_batch_that_comes_joined_is_answered_joined(folder: Path, memory: mmap.mmap, room: tuple[int, int]) -> None:
-    builder = BatchBuilder(load(graphs.identity(folder / "joined.onnx", 3000)), memory, room)
-    arrays = [np.full((rows, 3000), rows, np.float32) for rows in (1, 3, 2)]
-    (answer,) = builder.run(*joined(arrays))
-    assert builder.joined and builder.rows == 6 and not isinstance(answer, str)
-    assert (answer[0].data is None) == (room != NO_ROOM)
-    np.testing.assert_array_equal(value(answer[0], memory), np.concatenate(arrays))
-
-
-def test_batch_that_comes_joined_is_answered_apart_where_a_request_fails(folder: Path, memory: mmap.mmap) -> None:
-    builder = BatchBuilder(load(graphs.lookup(folder / "lookup.onnx")), memory, NO_ROOM)
-    answers = builder.run(*joined([np.array([[1], [2]]), np.array([[9]]), np.array([[3]])]))
-    assert not builder.joined and isinstance(answers[1], str) and "idx=9" in answers[1]
-    good = [value(answer[0], memory).tolist() for answer in (answers[0], answers[2]) if not isinstance(answer, str)]
-    assert good == [[[10], [20]], [[30]]]
-
-
-def test_batch_that_comes_joined_is_answered_apart_where_an_output_has_strings(memory: mmap.mmap) -> None:
-    class Words:
-        model = WorkerModel(name="m", path="", inputs=(TensorSpec("x", "FP32", (-1, 1)),))
-        device = 0.0
-
-        def join(self, name: str, parts: list[Array], shape: tuple[int, ...]) -> None:
-            return None
-
-        def run(self, inputs: dict[str, Array]) -> list[tuple[str, Array]]:
-            return [("y", np.array([[f"{number:g}"] for [number] in inputs["x"]], object)), ("z", inputs["x"])]
-
-    builder = BatchBuilder(cast(Runner, Words()), memory, NO_ROOM)
-    answers = builder.run(*joined([np.array([[1], [2]], np.float32), np.array([[3]], np.float32)]))
-    values = [[value(part, memory).tolist() for part in answer if isinstance(part, TensorPart)] for answer in answers]
-    assert not builder.joined and values == [[[["1"], ["2"]], [[1], [2]]], [[["3"]], [[3]]]]
 
 
 def test_batch_strings_round_trip(folder: Path, memory: mmap.mmap) -> None:
