@@ -163,6 +163,11 @@ class InferenceService:
             trace=request.traceparent,
         )
 
+    @property
+    def shortest_target(self) -> float:
+        """The shortest time in seconds that a request has which does not say it, of all models; 0 without models."""
+        return min(map(_default_timeout, self._state.deployment.offered.values()), default=0.0)
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         """Return whether a request of one row would be rejected now, with `lost` seconds less than the model's target.
         False where a front end is to read it in any case, for want of a lane or of a model to ask about."""

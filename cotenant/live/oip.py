@@ -172,6 +172,11 @@ class Core(Protocol):
         """
         ...
 
+    @property
+    def shortest_target(self) -> float:
+        """The shortest target of a model in seconds; 0 where there is none."""
+        ...
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         """Return whether a request of one row, without a timeout of its own, would be rejected now, as it could not be
         answered in what `lost` seconds leave of the model's target. False where that is not known."""

@@ -293,6 +293,10 @@ class Server:
     def infer(self, request: InferRequest, done: Done, *, lost: float = 0.0) -> int:
         return self._inference.infer(request, done, lost=lost)
 
+    @property
+    def shortest_target(self) -> float:
+        return self._inference.shortest_target
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return self._inference.would_reject(model, version, lost)
 

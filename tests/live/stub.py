@@ -163,6 +163,10 @@ class StubCore:
         self.blocks += 1
         return self.arena.allocate(size)
 
+    @property
+    def shortest_target(self) -> float:
+        return 0.0
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return model in self.full
 

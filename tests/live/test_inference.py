@@ -58,6 +58,7 @@ def test_server_would_reject_what_no_target_leaves_time_for(tmp_path: Path) -> N
     async def main() -> None:
         async with started(repository(tmp_path)) as server:
             target = server.deployment.offered["identity"].model.slo
+            assert server.shortest_target == target
             assert not server.would_reject("identity", "", 0.0)
             assert server.would_reject("identity", "1", target)
             # Those are for the front end to read, and to answer in their own way.

@@ -67,6 +67,10 @@ class Flood:
     def call_soon(self, callback: Callable[[], object], /) -> None:
         self.soon.append(callback)
 
+    @property
+    def shortest_target(self) -> float:
+        return SLO
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         self.look()
         return self.dispatcher.late_finish("m", self.now + SLO - lost - self.writing, self.now) > 0

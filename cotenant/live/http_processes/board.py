@@ -24,7 +24,7 @@ FRESH = 0.1  # seconds for which a record holds of a model of which nothing was 
 
 _WORD = 8  # bytes
 _HEADER = 8  # words before what belongs to HTTP processes
-_MODELS, _CROWDED = range(2)  # of these
+_MODELS, _CROWDED, _SHORTEST = range(3)  # of these; `_SHORTEST` in µs
 _OWN = 8  # words of each HTTP process: a cache line
 _FRAMES, _BEAT = range(2)  # of these: frames that the server has taken of it; when it was last alive, in ms
 _RECORD = 5  # words of a model
@@ -54,10 +54,16 @@ class Board:
         """The number of models with little room; 0: nothing would be rejected."""
         return self._words[_CROWDED]
 
+    @property
+    def shortest_target(self) -> float:
+        """The shortest target of a model in seconds; 0 where none is known."""
+        return self._words[_SHORTEST] / 1e6
+
     # What the server's process writes
 
-    def change_models(self) -> None:
-        """Say that the models that are offered have changed."""
+    def change_models(self, shortest_target: float = 0.0) -> None:
+        """Say that the models that are offered have changed. shortest_target: of them, in seconds."""
+        self._words[_SHORTEST] = int(shortest_target * 1e6)
         self._words[_MODELS] += 1
 
     def crowd(self, models: int) -> None:

@@ -140,6 +140,11 @@ class RemoteCore:
             self._forwarded.pop(handle, None)
             self._outbox.send(Cancel(handle))
 
+    @property
+    def shortest_target(self) -> float:
+        """The shortest target in seconds of all models, as the board says."""
+        return self._board.shortest_target
+
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         """Return whether the board says so: no room is left for another request, or for one that has lost so much."""
         found = self._models.get((model, version))

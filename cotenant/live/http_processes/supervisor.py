@@ -114,7 +114,11 @@ class HttpProcesses:
         self._watching: asyncio.TimerHandle | None = None
         self._watched = self._listening = 0.0  # when it was last looked at all; since when it was without a gap
         self._ending: dict[asyncio.Task[None], subprocess.Popen[bytes]] = {}  # by what reaps them and starts others
-        core.watch_models(self._board.change_models)
+        core.watch_models(partial(self._changed, core))
+        self._changed(core)
+
+    def _changed(self, core: SharedCore) -> None:
+        self._board.change_models(core.shortest_target)
 
     async def listen(self, host: str, port: int) -> int:
         """Start to serve; return the port (a free one for port 0). Raises ConfigError.
