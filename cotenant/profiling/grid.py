@@ -51,6 +51,7 @@ COARSE_BATCHES = (1, 4, 16)
 COARSE_SECONDS = 0.15
 COARSE_LONGEST = 0.4
 ARENA = 1 << 30  # bytes
+FIRST_SLOT = 1_000_000  # of lanes that measure: beyond those of a server, which loads a model on devices that serve
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -338,7 +339,7 @@ class _Bench:
         self._pool = SupervisedPool(backend, self._arena, self._listener, confinement=confinement)
         self._confined = confinement is not None and confinement.memory is not None
         self._numbers = itertools.count(1)
-        self._slots = itertools.count()
+        self._slots = itertools.count(FIRST_SLOT)
         self._lane: LaneId | None = None  # the one that is open
         self._first: dict[str, Point] = {}  # of each model
         self._foreign = ForeignLoad(available_cores())

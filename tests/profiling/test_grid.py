@@ -28,6 +28,7 @@ from cotenant.live.confinement import Confinement
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.grid import (
     CPU_PAUSE,
+    FIRST_SLOT,
     MIN_BATCHES,
     SHARES,
     Candidate,
@@ -125,7 +126,9 @@ def test_measure_profiles_model_that_fails_on_its_sample_is_named(tmp_path: Path
 def test_measure_profiles_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = graphs.identity(tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(ModelError, match=r"model 'identity' cannot be measured: the worker of cpu-0/0 did not start"):
+    with pytest.raises(
+        ModelError, match=f"'identity' cannot be measured: the worker of cpu-0/{FIRST_SLOT} did not start"
+    ):
         measure(model, floats)
 
 
@@ -208,7 +211,7 @@ def test_measure_profiles_model_that_cannot_be_loaded_costs_no_other(tmp_path: P
     }
     points, broken = collect(candidates, Grid(shares=(1000,), batches=(1,), seconds=0.02))
     assert points == [("identity", 1000, 1)]
-    assert "the worker of cpu-0/1" in broken["nothing"]
+    assert "the worker of cpu-0/1000001 " in broken["nothing"]
 
 
 def test_measure_profiles_known_points_are_not_measured_again(tmp_path: Path) -> None:
@@ -277,8 +280,17 @@ def test_batches_that_fail_in_the_memory_of_a_worker_are_no_points(
 def test_measure_profiles_in_a_shared_process_opens_the_next_lane_first(tmp_path: Path) -> None:
     backend, model = OneProcess(), graphs.identity(tmp_path / "model.onnx")
     uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind="cpu", grid=GRID), 30))
-    lanes = ["cpu-0/0", "cpu-0/1"]
+    lanes = [f"cpu-0/{FIRST_SLOT}", f"cpu-0/{FIRST_SLOT + 1}"]
     assert backend.told == [f"open {lanes[0]}", f"open {lanes[1]}", f"close {lanes[0]}", f"close {lanes[1]}"]
+
+
+def test_lanes_that_serve_on_the_same_device_stay_as_they_are(tmp_path: Path) -> None:
+    """A server measures a model that it loads where it serves the others; backends know partitions by name."""
+    backend, model = Cpu(), graphs.identity(tmp_path / "model.onnx")
+    serving = {lane: backend.open(lane, 100) for lane in (LaneId(DeviceId("cpu"), 0), LaneId(DeviceId("cpu"), 1))}
+    pinned = dict(backend._pins.lanes)
+    uvloop.run(asyncio.wait_for(profile_model(backend, model, floats, kind="cpu", grid=GRID), 30))
+    assert backend._pins.lanes == pinned and pinned.keys() == serving.keys()
 
 
 def test_grid_of_a_gpu_uses_its_clock_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
