@@ -35,22 +35,28 @@ class TaskPool:
             for number, task in enumerate(tasks):
                 yield number, work(task)
             return
-        with (
-            _undisturbed()
-        ):  # processes start here; one that is terminated before it got its task would print a traceback
+        # Processes start here; one that is terminated before it got its task would print a traceback.
+        with _whole(), _undisturbed():
             futures = {self._pool.submit(work, task): number for number, task in enumerate(tasks)}
         for future in as_completed(futures):
-            try:
+            with _whole():
                 result = future.result()
-            except BrokenProcessPool:
-                raise WorkerError(
-                    "a process ended before its result; was it killed, or out of memory? Run fewer at once (--jobs 1)"
-                ) from None
             yield futures[future], result
 
     def all(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
         """Return the result of each task, in the order of the tasks."""
         return [result for _, result in sorted(self.each(work, tasks), key=lambda done: done[0])]
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raise WorkerError where a process of the pool has ended within the block, or before it."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise WorkerError(
+            "a process ended before its result; was it killed, or out of memory? Run fewer at once (--jobs 1)"
+        ) from None
 
 
 def _initialize() -> None:
