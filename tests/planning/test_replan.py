@@ -23,7 +23,10 @@ from cotenant.planners.front_end import FrontEnd
 from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
 from cotenant.planning import plan as plan_problem
 from cotenant.planning.replan import TOO_SLOW, Replanner, with_devices
+from cotenant.runtime.lane_specs import lane_specs
 from cotenant.sim.plan_validation import simulate_slos
+from cotenant.sim.run import simulate
+from cotenant.sim.service import BatchTimes, Noise
 from tests.planners.problems import linear
 
 CUTS = (200, 400, 500, 600, 800, 1000)
@@ -348,6 +351,47 @@ def test_room_for_noise_is_not_added_to_slowdowns_that_were_observed() -> None:
     asked = Solve(number=1, rates=rates, offered=rates, current=current(), devices=ONE, step=SolveStep.REPLAN)
     assert Replanner(noisy)(asked).short
     assert not Replanner(noisy)(msgspec.structs.replace(asked, slowdowns={"a": 1.01, "b": 1.01})).short
+
+
+def test_plan_for_slower_batches_has_room_for_noise_where_it_misses_targets_without() -> None:
+    """A short target may have to wait for the batches of a long one, without a millisecond to spare."""
+    rows = {"a": (3e-4, 8e-6, 16), "b": (4.4e-4, 3e-5, 16), "c": (7.6e-3, 4.3e-3, 4), "d": (2.47e-2, 2.4e-2, 1)}
+    cuts = tuple(range(50, 1001, 50))
+    batches = {name: sorted({1, most // 2 or 1, most}) for name, (_, _, most) in rows.items()}
+    problem = Problem(
+        models=tuple(Model(name=name, slo=slo) for name, slo in zip("abcd", (0.05, 0.05, 0.25, 0.8), strict=True)),
+        rates={"a": 83.0, "b": 41.5, "c": 16.65, "d": 4.15},
+        fleet=(Kind(name="k", count=1, cuts=cuts),),
+        profiles={
+            (name, "k"): linear(name, "k", first - each, each, cuts=cuts, batches=batches[name])
+            for name, (first, each, _) in rows.items()
+        },
+    )
+    offered = {"a": 158.0, "b": 85.0, "c": 36.0, "d": 8.0}
+    slowdowns = {"c": 1.71, "d": 1.25}
+    asked = Solve(
+        number=1,
+        rates={name: 1.2 * rate for name, rate in offered.items()},
+        offered=offered,
+        slowdowns=slowdowns,
+        current=plan_problem(problem, validate=False),
+        devices=ONE,
+        step=SolveStep.REPLAN,
+    )
+    slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, slowdowns), rates=offered)
+
+    def missed(noise: float) -> float:
+        plan = Replanner(msgspec.structs.replace(problem, front_end=FrontEnd(noise=noise)))(asked).plan
+        assert plan is not None
+        vary = {
+            (lane.id, held.model): BatchTimes(held.latencies, Noise(0.2))
+            for lane in lane_specs(plan, {model.name: model for model in slowed.models}, slowed.profiles)
+            for held in lane.models
+        }
+        report = simulate(plan, slowed, seconds=60.0, seed=1, observed=vary)
+        return sum(row.offered - row.goodput for row in report.models) / sum(row.offered for row in report.models)
+
+    assert missed(1.1) < 0.01 < missed(1.0)
 
 
 def test_plan_that_misses_an_slo_is_not_followed_by_one_on_fewer_devices() -> None:
