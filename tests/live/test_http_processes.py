@@ -660,7 +660,7 @@ def test_server_that_is_behind_counts_as_lag(core: StubCore, remote: Remote, wir
     assert remote.core.lag == pytest.approx(0.3)
     shedder = remote.server.shedder
     shedder.attach(Rounds())
-    assert shedder.read() and shedder.lag >= 0.3
+    assert shedder.read() and shedder.lag >= 0.3 - 1e-9  # of two times since the machine started
     assert shedder.lost == pytest.approx(shedder.lag - 0.3)  # what is on its way is counted when it arrives
     remote.go_on()
     assert remote.core.lag == 0
