@@ -5,7 +5,9 @@ server that reads more than it has time for answers everybody late, so what is n
 
 - while the loop lags, a request that the dispatcher would reject anyway, in what the lag leaves of its target;
 - while the lag stands, as a queue that does not drain rather than a burst that does (CoDel tells them apart so,
-  RFC 8289): what a round of the loop has no time for. How long a round may take depends on the shortest target.
+  RFC 8289): what a round of the loop has no time for.
+
+What counts as lag is a tenth of the shortest target, so that a crowd whose targets leave time is read and answered.
 
 Rejections have a part of each round, too: as much as reading took, so that they keep up with what is read, within a
 bound on the whole round. Callers who ask again as soon as they are rejected wait for theirs, rather than take the time
@@ -22,12 +24,11 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
-TARGET = 0.005  # seconds that a request may wait in its socket, and least of a round in which requests are read in full
-MAX_READING = 0.05  # most of these
-TARGET_SHARE = 0.1  # part of the shortest target of a model, which these are otherwise
+MIN_LAG, MAX_LAG = 0.005, 0.05  # seconds that a request may wait in its socket, and that a round may be read in full
+LAG_SHARE = 0.1  # part of the shortest target of a model that these are, within those
 INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when there was none for so long
 REJECTING = 0.002  # seconds of a round in which rejections are written at least
-ROUND = 2.0  # times these that a round is to take at most, what is read and the rejections together
+ROUND = 2.0  # times that time which a round is to take at most, what is read and the rejections together
 WRITING = 1.5  # seconds in which rejections are written for each in which requests are read: a write takes longer
 AGAIN = 0.00025  # seconds for which a model that had no room has none: workers are polled as often
 BETWEEN = 16  # rejections between two polls of the workers
@@ -76,7 +77,7 @@ class LoadShedder:
         self._lagged = -math.inf  # when the loop last lagged
         self._onset = math.inf  # since when it lags in every round
         self._standing = False
-        self._reading = TARGET  # seconds of a round in which requests are read in full, while lag stands
+        self._most = MIN_LAG  # seconds of lag that do no harm
         self._rejections: deque[Callable[[], None]] = deque()
         self.active = False
         self.lag = 0.0
@@ -94,7 +95,7 @@ class LoadShedder:
         if not self._in_round:
             self._begin(loop, now)
         self.lag = lag = now - self._since
-        if lag >= TARGET:
+        if lag >= self._most:
             self._lagged = now
             self.active = True
         elif self.active:
@@ -117,7 +118,7 @@ class LoadShedder:
         hurried: it has no timeout of its own, which may be longer than the model's target."""
         if not self.active:
             return False
-        if self._standing and self._clock() - self._started > self._reading:
+        if self._standing and self._clock() - self._started > self._most:
             return True
         if not hurried:
             return False
@@ -132,7 +133,7 @@ class LoadShedder:
     @property
     def lost(self) -> float:
         """The seconds of a request's target that have passed before it was read, as far as the lag matters."""
-        return self.lag if self.active else 0.0
+        return self.lag if self.active or self.lag >= MIN_LAG else 0.0
 
     def reject(self, send: Callable[[], None]) -> None:
         """Have a rejection sent at the end of this round, or of a later one."""
@@ -155,16 +156,16 @@ class LoadShedder:
     def _end(self) -> None:
         """End the round: the loop has called back all whose sockets were ready, and looks for others."""
         has_read, self._in_round, self._ending = self._in_round, False, False
-        if self.active:
-            self._reading = min(max(TARGET, TARGET_SHARE * self._admission.shortest_target), MAX_READING)
+        if self._worst >= MIN_LAG:
+            self._most = min(max(MIN_LAG, LAG_SHARE * self._admission.shortest_target), MAX_LAG)
         if self._rejections:
             now = self._clock()
             reading = now - self._started if has_read else 0.0
-            self._send(now + max(REJECTING, min(WRITING * reading, ROUND * self._reading - reading)))
+            self._send(now + max(REJECTING, min(WRITING * reading, ROUND * self._most - reading)))
         self._ended = now = self._clock()
         if not has_read:
             return
-        if self._worst < self._reading:
+        if self._worst < self._most:
             self._onset = math.inf
         elif self._onset == math.inf:
             self._onset = now
