@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 
 from mlserver import MLModel, MLServer, ModelSettings, Settings
 from mlserver.codecs import NumpyCodec
@@ -22,9 +23,10 @@ class Model(MLModel):  # type: ignore[misc]
 
 async def main(model: str, port: int) -> None:
     ports = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2}
-    server = MLServer(Settings(debug=False, host="127.0.0.1", **ports))
     settings = ModelSettings(name=model, implementation=Model, max_batch_size=BATCH, max_batch_time=DELAY)
-    await server.start([settings])
+    with tempfile.TemporaryDirectory() as folder:  # it would leave its metrics in the working directory
+        server = MLServer(Settings(debug=False, host="127.0.0.1", metrics_dir=folder, **ports))
+        await server.start([settings])
 
 
 if __name__ == "__main__":
