@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.harness import SMALL, Load, cotenant, drive, show, started
 from benchmarks.http_small import IDENTITY
@@ -46,17 +47,19 @@ def peer(python: str, name: str, model: str) -> Iterator[tuple[int, str]]:
     url = f"http://127.0.0.1:{port}/{path}"
     command = [python, "-m", f"benchmarks.peers.{name}_server", model, str(port)]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, cwd=ROOT, stdout=quiet, stderr=quiet, start_new_session=True)
-    try:
-        deadline = time.monotonic() + STARTS_WITHIN
-        while not answers(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"{name} does not answer; try: {' '.join(command)}")
-            time.sleep(0.2)
-        yield process.pid, url
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # some leave processes behind otherwise
-        process.wait(30)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # they are killed, and so leave what they write
+        environ = {**os.environ, "TMPDIR": folder}
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=quiet, stderr=quiet, start_new_session=True)
+        try:
+            deadline = time.monotonic() + STARTS_WITHIN
+            while not answers(url):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"{name} does not answer; try: {' '.join(command)}")
+                time.sleep(0.2)
+            yield process.pid, url
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # some leave processes behind otherwise
+            process.wait(30)
 
 
 def answers(url: str) -> bool:

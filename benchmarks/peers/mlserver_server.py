@@ -24,9 +24,9 @@ class Model(MLModel):  # type: ignore[misc]
 async def main(model: str, port: int) -> None:
     ports = {"http_port": port, "grpc_port": port + 1, "metrics_port": port + 2}
     settings = ModelSettings(name=model, implementation=Model, max_batch_size=BATCH, max_batch_time=DELAY)
-    with tempfile.TemporaryDirectory() as folder:  # it would leave its metrics in the working directory
-        server = MLServer(Settings(debug=False, host="127.0.0.1", metrics_dir=folder, **ports))
-        await server.start([settings])
+    folder = tempfile.mkdtemp()  # for its metrics, which would be in the working directory
+    server = MLServer(Settings(debug=False, host="127.0.0.1", metrics_dir=folder, **ports))
+    await server.start([settings])
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class TritonPythonModel:
 
 def main(model: str, port: int) -> None:
     package = Path(pytriton.__file__).parent
-    root = Path(tempfile.mkdtemp())  # stays: the process becomes Triton
+    root = Path(tempfile.mkdtemp())  # whoever runs this removes it: the process becomes Triton
     folder = root / "models" / model / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(MODEL % ([str(package.parent), str(folder)], model))

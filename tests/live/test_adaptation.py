@@ -38,6 +38,7 @@ from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.errors import RequestError
 from cotenant.live.adaptation import AdaptationOptions
+from cotenant.live.adaptation_driver import AdaptationDriver
 from cotenant.live.deployment import Deployment
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
@@ -163,14 +164,20 @@ def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
     run(main())
 
 
+def intercepted(server: Server) -> tuple[AdaptationDriver, list[object]]:
+    """Keep events from a server's controller; return what carries out its commands, and the events."""
+    assert server._adaptation is not None and server._adaptation._adapting is not None
+    driver = server._adaptation._adapting
+    fed: list[object] = []
+    driver.feed = fed.append  # type: ignore[method-assign, assignment]
+    return driver, fed
+
+
 def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
             server = asking.server
-            assert server._adaptation is not None and server._adaptation._adapting is not None
-            driver = server._adaptation._adapting
-            fed: list[object] = []
-            driver.feed = fed.append  # type: ignore[method-assign, assignment]
+            driver, fed = intercepted(server)
             solve = Solve(number=7, rates={"identity": 20.0}, current=server.deployment.plan, devices=())
             driver._perform(solve, 0.0)
             await server.load("lookup", {})
@@ -184,8 +191,6 @@ def test_plan_for_a_revision_that_is_gone_is_not_rolled_out(tmp_path: Path) -> N
             driver._perform(msgspec.structs.replace(solve, number=8), 0.0)
             assert fed == [Solved(number=8, error="another revision is on its way", outdated=True)]
 
-            fed.clear()
-
     run(main())
 
 
@@ -193,10 +198,7 @@ def test_plan_is_rolled_out_while_a_model_that_is_to_be_loaded_is_prepared_once(
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
             server = asking.server
-            assert server._adaptation is not None and server._adaptation._adapting is not None
-            driver = server._adaptation._adapting
-            fed: list[object] = []
-            driver.feed = fed.append  # type: ignore[method-assign, assignment]
+            driver, fed = intercepted(server)
             prepare, attempts = server._deployments._prepare, 0
 
             async def disturbed(*given: Any) -> Deployment:

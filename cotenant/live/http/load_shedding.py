@@ -25,7 +25,7 @@ from typing import Any, Protocol
 logger = logging.getLogger(__name__)
 
 MIN_LAG, MAX_LAG = 0.005, 0.05  # seconds that a request may wait in its socket, and that a round may be read in full
-LAG_SHARE = 0.1  # part of the shortest target of a model that these are, within those
+LAG_SHARE = 0.1  # part of the shortest target of a model, which both are within these bounds
 INTERVAL = 0.1  # seconds: lag that lasts so long stands, and shedding ends when there was none for so long
 REJECTING = 0.002  # seconds of a round in which rejections are written at least
 ROUND = 2.0  # times that time which a round is to take at most, what is read and the rejections together

@@ -41,10 +41,10 @@ def alarms(
     found += [alarm for model in models if (alarm := _about_model(model, state)) is not None]
     found += [alarm for each in partitions if (alarm := _about_partition(each)) is not None]
     if reload_error:
-        found.append(Alarm("warn", "plan", f"{reload_error[0].upper()}{reload_error[1:]}."))
-    found += [Alarm("warn", "server", f"{error[0].upper()}{error[1:]}.") for error in file_errors]
+        found.append(Alarm("warn", "plan", _sentence(reload_error)))
+    found += [Alarm("warn", "server", _sentence(error)) for error in file_errors]
     if short:
-        found.append(Alarm("warn", "plan", f"{short[0].upper()}{short[1:]}."))
+        found.append(Alarm("warn", "plan", _sentence(short)))
     if machine.foreign is not None and machine.foreign >= NOTABLE_FOREIGN * machine.processors:
         text = f"Other programs use {machine.foreign:.1f} of {machine.processors} processors."
         found.append(Alarm("warn", "machine", text))
@@ -54,6 +54,10 @@ def alarms(
         text = f"Revision {last.revision} ({last.reason}) was {last.outcome}{_because(last.failure)}."
         found.append(Alarm("warn", "plan", text))
     return sorted(found, key=lambda alarm: alarm.level)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _about_model(model: ModelView, state: str) -> Alarm | None:
