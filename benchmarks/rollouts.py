@@ -254,7 +254,7 @@ async def measure(given: Served, kind: str, rollouts: int, limit: float, seconds
             await server._rollouts.idle()
             durations = statistics_.last[0][1].durations
             switches.append(durations.switch)
-            wholes.append(durations.queued + durations.prepare + durations.switch + durations.drain)
+            wholes.append(durations.total)
 
     rolling = asyncio.create_task(roll())
     async for tick in sending(given.address, endless, seed):

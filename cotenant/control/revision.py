@@ -115,6 +115,11 @@ class RolloutDurations(msgspec.Struct, frozen=True, kw_only=True):
     drain: float = 0.0
     rollback: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """Return the seconds from the request of the rollout to its end."""
+        return self.queued + self.prepare + self.switch + self.drain + self.rollback
+
 
 class MemoryPolicy(StrEnum):
     """Choose what to do where a device cannot hold the old and the new workers at once.

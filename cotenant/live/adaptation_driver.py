@@ -29,7 +29,6 @@ from cotenant.control.adaptation import (
 from cotenant.control.controller import Controller
 from cotenant.control.controller_built import slo_targets
 from cotenant.control.controller_status import Decision, decisions_since
-from cotenant.control.events import RolloutEnded
 from cotenant.control.provider import DeviceProvider
 from cotenant.control.revision import RolloutOutcome
 from cotenant.live.adaptation_statistics import AdaptationStatistics
@@ -40,6 +39,7 @@ from cotenant.live.foreign_load import ForeignLoad
 from cotenant.live.observed_counts import ObservedCounts
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.planners import Problem
@@ -91,7 +91,6 @@ class AdaptationDriver:
         self._solver = solver
         self._state = state
         self._driver = driver
-        self._observer = observer
         self._rollouts = rollouts
         self._provider = provider
         self._foreign_load = foreign_load
@@ -106,7 +105,7 @@ class AdaptationDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._observed_at = 0.0
         self._bases: dict[int, int | None] = {}  # number of a `Solve` → the revision that it starts from
-        self._rolls: dict[int, tuple[Roll, float, int]] = {}  # revision → its `Roll`, when it began, requests late then
+        self._rolls: dict[int, tuple[Roll, float]] = {}  # revision → its `Roll`, and when it began
         self._told: Decision | None = None  # the last decision that was logged
 
     def start(self, rates: dict[str, float]) -> None:
@@ -213,18 +212,19 @@ class AdaptationDriver:
         _, desired = self._rollouts.desired
         deployment = with_plan(desired, roll)
         number = self._rollouts.request(deployment, roll.reason, base=self._bases.pop(roll.number, None))
-        self._rolls[number] = roll, now, self._observer.late
+        self._rolls[number] = roll, now
 
-    def _rollout_ended(self, ended: RolloutEnded) -> None:
+    def _rollout_ended(self, past: Past) -> None:
         # Not within the rollout's own event: what follows may be another one.
-        asyncio.get_running_loop().call_soon(self._tell_ended, ended)
+        asyncio.get_running_loop().call_soon(self._tell_ended, past)
 
-    def _tell_ended(self, ended: RolloutEnded) -> None:
+    def _tell_ended(self, past: Past) -> None:
+        ended = past.ended
         number = ended.revision.number
         if number in self._rolls:
-            roll, since, late = self._rolls.pop(number)
+            roll, since = self._rolls.pop(number)
             now = self._clock()
-            self.statistics.rolled(roll, ended, self._observer.late - late)
+            self.statistics.rolled(past)
             self.feed(RollEnded(number=roll.number, outcome=ended.outcome, reason=ended.reason, seconds=now - since))
         elif ended.outcome is RolloutOutcome.COMPLETED:
             adopted = self._adopted(planned_rates(ended.revision.problem))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from cotenant.control.adaptation import Cause, ControllerCommand, ControllerEvent, Roll, Solve, Solved, SolveStep
-from cotenant.control.events import RolloutEnded
+from cotenant.control.adaptation import Cause, ControllerCommand, ControllerEvent, Solve, Solved, SolveStep
+from cotenant.live.rollout_statistics import Past
 from cotenant.measure.histogram import Histogram
 
 
@@ -36,10 +36,7 @@ class AdaptationStatistics:
             if isinstance(command, Solve):
                 self._causes[command.number] = command.cause
 
-    def rolled(self, roll: Roll, ended: RolloutEnded, late: int) -> None:
-        """Count a rollout that has ended."""
-        durations = ended.durations
-        self.rollouts.extend(
-            [durations.queued + durations.prepare + durations.switch + durations.drain + durations.rollback]
-        )
-        self.late += late
+    def rolled(self, past: Past) -> None:
+        """Count a rollout that the controller asked for, and that has ended."""
+        self.rollouts.extend([past.ended.durations.total])
+        self.late += past.late

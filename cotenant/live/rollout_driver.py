@@ -42,7 +42,7 @@ from cotenant.live.deployment import Deployment, applications_of, with_profile, 
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.nodes.cluster import divides
-from cotenant.live.rollout_statistics import RolloutStatistics
+from cotenant.live.rollout_statistics import Past, RolloutStatistics
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.runtime.events import Drained
@@ -74,7 +74,7 @@ class RolloutDriver:
     ) -> None:
         """control: drives the orchestrator; tests in virtual time have another."""
         self.statistics = RolloutStatistics()
-        self.on_ended: Callable[[RolloutEnded], None] = lambda ended: None
+        self.on_ended: Callable[[Past], None] = lambda past: None
         self.orchestrator = orchestrator
         self.supervisor = orchestrator.supervisor
         self._state = state
@@ -293,7 +293,7 @@ class RolloutDriver:
 
     def _ended(self, ended: RolloutEnded) -> None:
         number, status = ended.revision.number, self.orchestrator.rollout.status()
-        self.statistics.ended(ended, self._observer.late)
+        past = self.statistics.ended(ended, self._observer.late)
         if ended.outcome in (RolloutOutcome.ROLLED_BACK, RolloutOutcome.REJECTED):
             logger.warning("revision %d (%s) was %s: %s", number, ended.revision.reason, ended.outcome, ended.reason)
         else:
@@ -311,7 +311,7 @@ class RolloutDriver:
             if not self._may_start_again(name):
                 del self._control.setups[name]  # never started
         self._answer(number, ended)
-        self.on_ended(ended)
+        self.on_ended(past)
 
     def _answer(self, number: int, ended: RolloutEnded | None) -> None:
         caller = self._callers.pop(number, None)

@@ -38,10 +38,12 @@ class RolloutStatistics:
         """A revision is requested. late: requests that have missed their target so far."""
         self._late_before[revision] = late
 
-    def ended(self, ended: RolloutEnded, late: int) -> None:
-        """Count a rollout that has ended. late: requests that have missed their target so far."""
+    def ended(self, ended: RolloutEnded, late: int) -> Past:
+        """Count a rollout that has ended, and return what is kept of it. late: requests that have missed their target
+        so far."""
         self.outcomes[ended.outcome] += 1
-        self.last.appendleft(Past(self._clock(), ended, late - self._late_before.pop(ended.revision.number)))
+        past = Past(self._clock(), ended, late - self._late_before.pop(ended.revision.number))
+        self.last.appendleft(past)
         phases = ["queued"]
         match ended.outcome:
             case RolloutOutcome.COMPLETED:
@@ -50,3 +52,4 @@ class RolloutStatistics:
                 phases += ["prepare", "rollback"]
         for phase in phases:
             self.phases[phase].extend([getattr(ended.durations, phase)])
+        return past

@@ -20,7 +20,6 @@ import msgspec
 
 from cotenant.backends import Backend, Launch
 from cotenant.backends.fake import Fake
-from cotenant.control.events import RolloutEnded
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.revision import MemoryPolicy, RolloutOutcome
 from cotenant.control.rollout import Rollout, RolloutOptions
@@ -42,6 +41,7 @@ from cotenant.live.descriptors import DescriptorReserve
 from cotenant.live.driver import TOGETHER, Driver, Tensors
 from cotenant.live.pool import BatchListener, Pool
 from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.planners import Problem
@@ -336,7 +336,8 @@ class Run:
             await self._probe()
             await self._stop(arena)
 
-    def _ended(self, ended: RolloutEnded) -> None:
+    def _ended(self, past: Past) -> None:
+        ended = past.ended
         number = ended.revision.number
         if number in self.ended:
             self.problem(f"rollout {number} ended twice")

@@ -20,7 +20,7 @@ def test_rollout_has_the_late_requests_from_its_request_to_its_end() -> None:
     statistics.requested(1, late=7)
     statistics.requested(2, late=9)  # it waits for the first
     first = ended(1, RolloutOutcome.COMPLETED, RolloutDurations(prepare=0.5, switch=0.001, drain=0.1))
-    statistics.ended(first, late=12)
+    assert statistics.ended(first, late=12) == Past(10.0, first, late=5)
     now = 11.0
     second = ended(2, RolloutOutcome.SUPERSEDED, RolloutDurations(queued=0.6))
     statistics.ended(second, late=12)

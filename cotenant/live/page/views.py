@@ -182,7 +182,7 @@ def plan_view(seen: Snapshot, plan: Plan, time: float) -> PlanView:
                 outcome=past.outcome.value,
                 failed=past.failed,
                 failure=past.failure,
-                seconds=sum(msgspec.structs.astuple(past.durations)),
+                seconds=past.durations.total,
                 phases=past.phases,
                 late=past.late,
             )

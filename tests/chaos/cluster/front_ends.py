@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from cotenant.backends.none import NoDevices
-from cotenant.control.events import RolloutEnded
 from cotenant.control.revision import RolloutOutcome
 from cotenant.control.supervised_lane import LaneState
 from cotenant.core.identity import DeviceId
@@ -25,6 +24,7 @@ from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.node import NodeSettings
 from cotenant.live.nodes.registry import Nodes
 from cotenant.live.rollout_driver import RolloutDriver
+from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.planners import Problem
@@ -187,7 +187,8 @@ class FrontEnd:
             with contextlib.suppress(CotenantError):
                 await self.rollouts.revive(model)
 
-    def _ended(self, ended: RolloutEnded) -> None:
+    def _ended(self, past: Past) -> None:
+        ended = past.ended
         number = ended.revision.number
         if number in self.ended:
             self.problem(f"rollout {number} ended twice")
