@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.errors import InvalidError
-from cotenant.live.oip import pack_strings, unpack_strings
+from cotenant.live.elements import pack_strings, unpack_strings
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -95,7 +95,7 @@ def read_arrays(files: Sequence[str], info: ModelInfo) -> list[Tensor]:
 
 
 def _read_array(path: Path, spec: TensorSpec) -> Tensor:
-    from cotenant.live.oip import pack_strings
+    from cotenant.live.elements import pack_strings
 
     content = read_bytes(path)
     try:
@@ -121,7 +121,7 @@ def _send_json(address: ServerEndpoint, model: str, request: bytes) -> list[dict
 
 def _described(tensor: Tensor) -> dict[str, Any]:
     """Describe an output as the protocol's JSON does."""
-    from cotenant.live.oip import unpack_strings
+    from cotenant.live.elements import unpack_strings
 
     if tensor.datatype == "BYTES":
         data = [item.decode(errors="replace") for item in map(bytes, unpack_strings(tensor))]

@@ -16,24 +16,26 @@ import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, total_bytes
 from cotenant.errors import InvalidError, MalformedError
+from cotenant.live.elements import (
+    FORMATS,
+    check_elements,
+    check_size,
+    each_string,
+    pack_strings,
+    to_values,
+    value_pieces,
+)
 from cotenant.live.json_numbers import VALUES, json_list, packed_numbers
 from cotenant.live.limits import MAX_AT_ONCE, MAX_ELEMENTS, MAX_JSON_ANSWER, MAX_RANK
 from cotenant.live.oip import (
-    FORMATS,
     Data,
     InferRequest,
     InferResponse,
     RequestedOutput,
-    check_elements,
     check_request,
-    check_size,
-    each_string,
-    pack_strings,
     read_shared,
     requested_outputs,
     scheduling,
-    to_values,
-    value_pieces,
 )
 from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from cotenant.core.tensor import Tensor
 from cotenant.live import oip
-from cotenant.live.oip import classify
+from cotenant.live.elements import classify
 from tests.live.stub import Running
 
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)

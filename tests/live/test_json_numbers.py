@@ -16,10 +16,11 @@ from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec
 from cotenant.errors import InvalidError
 from cotenant.live import codec, json_numbers
 from cotenant.live.codec import _flat, _items, listed
+from cotenant.live.elements import pack_strings
 from cotenant.live.generate import decode_generate, encode_generate
 from cotenant.live.json_numbers import packed_numbers
 from cotenant.live.limits import MAX_GENERATE
-from cotenant.live.oip import InferRequest, InferResponse, pack_strings
+from cotenant.live.oip import InferRequest, InferResponse
 
 REFUSED = [
     *("[[1,2],[3]]", "[[1,2],3]", "[[1],2]", "[[1],[[2]]]", "[1,[2,3],4]", "[[1,2],[3,null]]", "[[],[]]", "[[1],[]]"),

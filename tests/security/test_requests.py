@@ -18,10 +18,11 @@ import pytest
 from cotenant.core.tensor import ModelInfo, Tensor, TensorSpec
 from cotenant.errors import CotenantError, FailedError, InvalidError
 from cotenant.live import codec
+from cotenant.live.elements import check_size, classify, unpack_strings
 from cotenant.live.grpc import tensors
 from cotenant.live.http.routes import find_route
 from cotenant.live.limits import MAX_CLASSES, MAX_ERROR, MAX_FIELDS, MAX_RANK, MAX_STRINGS
-from cotenant.live.oip import UNEXPECTED, check_size, classify, public_message, unpack_strings
+from cotenant.live.oip import UNEXPECTED, public_message
 from cotenant.protocol import messages
 from tests.security.server import ORDINARY, PATIENCE, Served, post
 

@@ -12,20 +12,9 @@ from numpy.typing import NDArray
 
 from cotenant.core.tensor import DTYPES, Tensor
 from cotenant.errors import InvalidError, MalformedError
+from cotenant.live.elements import FORMATS, check_elements, check_size, pack_strings
 from cotenant.live.limits import MAX_FIELDS, MAX_LISTED, MAX_RANK
-from cotenant.live.oip import (
-    FORMATS,
-    Data,
-    InferRequest,
-    InferResponse,
-    RequestedOutput,
-    check_elements,
-    check_request,
-    check_size,
-    pack_strings,
-    read_shared,
-    scheduling,
-)
+from cotenant.live.oip import Data, InferRequest, InferResponse, RequestedOutput, check_request, read_shared, scheduling
 from cotenant.live.shared_memory import OutputRegion, SharedMemoryNamedError, SharedTensors
 from cotenant.protocol import messages
 

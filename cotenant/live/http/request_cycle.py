@@ -20,15 +20,7 @@ from cotenant.live.access import Access, Caller, Permission
 from cotenant.live.http.encoding import deflate, encoding_for
 from cotenant.live.http.response import BINARY, JSON, EventStream, TextResponse, error_body, head, status_of
 from cotenant.live.limits import MAX_AT_ONCE, MAX_DIGITS
-from cotenant.live.oip import (
-    UNEXPECTED,
-    Core,
-    Data,
-    InferRequest,
-    InferResponse,
-    LookingUpError,
-    public_message,
-)
+from cotenant.live.oip import UNEXPECTED, Core, Data, InferRequest, InferResponse, LookingUpError, public_message
 from cotenant.live.shared_memory import SharedMemoryNamedError, SharedTensors
 from cotenant.live.threads import run_in_thread
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from cotenant.core.tensor import ModelInfo, Tensor
 from cotenant.errors import FailedError, RequestError
+from cotenant.live.elements import check_size
 from cotenant.live.http.request_cycle import RequestCycle
 from cotenant.live.http.request_handler import RequestHandler
 from cotenant.live.http_processes.board import Board
@@ -31,7 +32,7 @@ from cotenant.live.http_processes.messages import (
     failure,
 )
 from cotenant.live.http_processes.publisher import AdmissionPublisher
-from cotenant.live.oip import UNEXPECTED, Core, InferRequest, InferResponse, check_request, check_size
+from cotenant.live.oip import UNEXPECTED, Core, InferRequest, InferResponse, check_request
 from cotenant.worker.arena import Block
 
 logger = logging.getLogger(__name__)

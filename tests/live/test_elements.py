@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cotenant.core.tensor import DTYPES, Tensor
-from cotenant.live.oip import classify, unpack_strings
+from cotenant.live.elements import classify, unpack_strings
 
 
 def test_classification_with_labels_names_the_highest_values() -> None:
