@@ -7,7 +7,6 @@ changes batches first and shares only where that fails). Meant for a process of 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -31,16 +30,8 @@ from cotenant.planners.local_search import rebatched_plan
 from cotenant.planners.rates import at_rates, at_scale, rescaled_plan
 from cotenant.planning.front_end import planned_problem
 from cotenant.planning.pipeline import plan as plan_problem
-from cotenant.runtime.lane_specs import lane_specs
-from cotenant.sim.plan_validation import simulate_slos
-from cotenant.sim.run import simulate
-from cotenant.sim.service import BatchTimes, Noise
-from cotenant.workload import Workload
+from cotenant.planning.plan_scores import part_in_time, sustained_rates
 
-# Multiples of the rates at which a plan is forecast and simulated, to tell how far it carries.
-SUSTAINED_SCALES = (1.0, 1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
-SUSTAINED_REQUESTS = 6_000  # requests of a simulation that confirms a multiple
-VARIATION = 0.15  # standard deviation of batches beside other programs, over their median
 ENOUGH_IN_TIME = 0.99  # of what is offered, with batches that vary, from which on no other plan is looked for
 
 TOO_SLOW = "batches are too slow for every target; answers are late until other programs leave more"
@@ -91,43 +82,33 @@ class Replanner:
         wanted = [name for name, rate in solve.offered.items() if rate] or list(solve.rates)
         if any(served.get(name) for name in wanted):
             return solved
-        late = msgspec.structs.replace(self._best(msgspec.structs.replace(solve, slowdowns={})), slowed=False)
+        unslowed = self._best(self._problem, msgspec.structs.replace(solve, slowdowns={}))
+        late = msgspec.structs.replace(unslowed, slowed=False)
         return late if late.plan is None else msgspec.structs.replace(late, short=late.short or TOO_SLOW)
 
     def _with_room(self, solve: Solve) -> Solved:
         """Return the answer without room for noise where batches have become slower, since the noise is in what was
         observed already. Where such a plan has a target without a millisecond to spare, and misses it as soon as
         batches vary, return the one with room if more is in time by that."""
-        tight = self._best(solve, noise=not solve.slowdowns)
-        if not solve.slowdowns or tight.plan is None:
+        if not solve.slowdowns:
+            return self._best(self._problem, solve)
+        roomy_problem = msgspec.structs.replace(
+            self._problem, profiles=slowed_profiles(self._problem.profiles, solve.slowdowns)
+        )
+        tight_problem = _without_noise(roomy_problem)
+        tight = self._best(tight_problem, solve)
+        if tight.plan is None:
             return tight
-        kept = self._in_time(tight.plan, solve)
+        offered = at_rates(tight_problem, _known(tight_problem, solve.offered))
+        kept = part_in_time(tight.plan, offered)
         if kept >= ENOUGH_IN_TIME:
             return tight
-        roomy = self._best(solve)
-        return roomy if roomy.plan is not None and self._in_time(roomy.plan, solve) > kept else tight
+        roomy = self._best(roomy_problem, solve)
+        return roomy if roomy.plan is not None and part_in_time(roomy.plan, offered) > kept else tight
 
-    def _in_time(self, plan: Plan, solve: Solve) -> float:
-        """Return the part of what is offered that is in time in a short simulation of batches that vary."""
-        problem = at_rates(_slowed(self._problem, solve.slowdowns, noise=False), _known(self._problem, solve.offered))
-        carried = carried_rates(plan, problem)
-        offered = {name: rate for name, rate in problem.rates.items() if rate and carried.get(name)}
-        if not offered:
-            return 0.0
-        models = {model.name: model for model in problem.models}
-        batches = {
-            (lane.id, held.model): BatchTimes(held.latencies, Noise(VARIATION))
-            for lane in lane_specs(plan, models, problem.profiles)
-            for held in lane.models
-        }
-        seconds = SUSTAINED_REQUESTS / sum(offered.values())
-        report = simulate(plan, problem, Workload.poisson(offered), seconds=seconds, observed=batches)
-        rows = [row for row in report.models if row.model in offered]
-        left_out = sum(problem.rates.values()) - sum(offered.values())
-        return sum(row.goodput for row in rows) / (sum(row.offered for row in rows) + left_out)
-
-    def _best(self, solve: Solve, *, noise: bool = True) -> Solved:
-        asked = at_rates(_slowed(self._problem, solve.slowdowns, noise=noise), _known(self._problem, solve.rates))
+    def _best(self, problem: Problem, solve: Solve) -> Solved:
+        """Return the answer where batches take as long as the problem says."""
+        asked = at_rates(problem, _known(problem, solve.rates))
         there = with_devices(asked, Counter(device.kind for device in solve.devices))
         if not there.fleet:
             return Solved(number=solve.number, error="no device is left", devices=_counts(self._plan(asked, solve)))
@@ -232,7 +213,7 @@ class Replanner:
             plan=plan,
             devices=devices,
             rates=problem.rates,
-            sustained=_sustained(plan, problem),
+            sustained=sustained_rates(plan, problem),
             short=_short(plan, at_rates(problem, _known(problem, solve.offered))),
         )
 
@@ -255,13 +236,11 @@ def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, P
     return at_rates(problem, problem.rates | {name: served[name] for name in idle}), plan
 
 
-def _slowed(problem: Problem, slowdowns: Mapping[str, float], *, noise: bool) -> Problem:
-    """Return the problem with batches so many times as long, by model. noise: with room for it besides."""
-    front_end = problem.front_end
-    if front_end is not None and not noise:
-        front_end = msgspec.structs.replace(front_end, noise=1.0)
-    profiles = slowed_profiles(problem.profiles, slowdowns)
-    return msgspec.structs.replace(problem, profiles=profiles, front_end=front_end)
+def _without_noise(problem: Problem) -> Problem:
+    """Return the problem without room for noise in batches."""
+    if problem.front_end is None:
+        return problem
+    return msgspec.structs.replace(problem, front_end=msgspec.structs.replace(problem.front_end, noise=1.0))
 
 
 def _may_serve(problem: Problem) -> bool:
@@ -285,29 +264,6 @@ def _fits(plan: Plan, solve: Solve) -> bool:
 
 def _counts(plan: Plan) -> dict[str, int]:
     return dict(Counter(device.kind for device in plan.devices))
-
-
-def _sustained(plan: Plan, problem: Problem) -> dict[str, float]:
-    """Return the rates at the largest multiple at which a plan meets every SLO by forecast, and in a short simulation.
-
-    The forecast alone claims too much where a model's requests go to a small partition that answers sooner and take the
-    time of another model there: for 525 requests/s, where SLOs were missed from 400 on.
-    """
-    rescaled_plans: list[Plan] = []
-    for scale in SUSTAINED_SCALES:
-        scaled = without_applications(at_scale(problem, scale), plan.split)
-        rescaled = rescaled_plan(plan, scaled)
-        if not attains(rescaled, scaled):
-            break
-        rescaled_plans.append(rescaled)
-    fails = bisect_left(rescaled_plans, True, key=lambda rescaled: not _attains_simulated(rescaled, problem))
-    most = SUSTAINED_SCALES[fails - 1] if fails else 0.0
-    return {name: rate * most for name, rate in problem.rates.items()}
-
-
-def _attains_simulated(plan: Plan, problem: Problem) -> bool:
-    """Return whether a short simulation misses no SLO at the rates that the plan serves."""
-    return simulate_slos(plan, problem, runs=1, all_verdicts=False, max_requests=SUSTAINED_REQUESTS).passed
 
 
 def _short(plan: Plan, offered: Problem) -> str:
