@@ -86,6 +86,13 @@ def status_view(status: Status) -> RenderableType:
             escape(", ".join(worker.models)),
             *([escape(worker.reason)] if failures else ()),
         )
+    batches: list[RenderableType] = []
+    if status.batches:
+        means = (">batches", ">profiled", ">predicted", ">observed", ">predicted slowdown", ">observed slowdown")
+        listed = table("mean latency of batches since the start", "partition", "model", *means)
+        for lane_batches in status.batches:
+            listed.add_row(*(escape(cell) for cell in lane_batches.row()))
+        batches.append(listed)
     last = status.rollout.last[:SHOWN_ROLLOUTS]
     headings = [">revision", "reason", "outcome", "durations", ">late", "failure"][
         : 6 if any(each.failure for each in last) else 5
@@ -95,6 +102,12 @@ def status_view(status: Status) -> RenderableType:
         cells = past.row()[: len(headings)]
         rollouts.add_row(*(escape(cell) for cell in cells), style="red" if past.failed else "")
     rollout = Text(f"rollout: {status.rollout.sentence()}")
+    durations: list[RenderableType] = []
+    if steps := status.duration_rows():
+        listed = table("durations of rollouts", "step", ">count", ">p50", ">p99", ">max")
+        for step in steps:
+            listed.add_row(*step)
+        durations = [listed, Text(f"requests late while a rollout was under way: {status.rollout.late}")]
     adaptation = () if status.adaptation is None else adaptation_view(status.adaptation)
     now = datetime.now(UTC).timestamp()
     jobs: list[RenderableType] = []
@@ -116,10 +129,12 @@ def status_view(status: Status) -> RenderableType:
         *notes,
         plan_bars(plan),
         workers,
+        *batches,
         *nodes,
         Text(status.isolation),
         rollout,
         rollouts,
+        *durations,
         *adaptation,
         *jobs,
     )

@@ -23,7 +23,7 @@ from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.status import AdaptationStatus, DecisionStatus
+from cotenant.live.status import AdaptationStatus, DecisionStatus, DurationSummary
 
 
 class Learnt(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +143,7 @@ class Adaptation:
             models=seen.models,
             corrections=self._options.corrections.of(self._state.deployment.problem),
             refinement=self._state.refinement,
+            deciding=DurationSummary.of(self._adapting.statistics.deciding),
             decisions=tuple(
                 DecisionStatus(seconds_ago=now - each.time, action=each.action, reason=each.reason)
                 for each in reversed(seen.decisions)

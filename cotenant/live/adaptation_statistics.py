@@ -13,6 +13,8 @@ from cotenant.measure.histogram import Histogram
 class AdaptationStatistics:
     """replans: answers of the solver by cause and by the step that it had to go to, "failed" where there was none.
     handling: seconds of the event loop that the controller took for an event. solving: until the solver had answered.
+    deciding: from the event that made the controller plan anew to its answer to the plan; solving with what it took to
+    handle both.
     rollouts: whole rollouts that the controller asked for, from its request to their end. late: requests that missed
     their target while such a rollout was under way, because of it or not."""
 
@@ -22,19 +24,22 @@ class AdaptationStatistics:
         )
         self.handling = Histogram()
         self.solving = Histogram()
+        self.deciding = Histogram()
         self.rollouts = Histogram()
         self.late = 0
-        self._causes: dict[int, Cause] = {}  # of what is being solved
+        self._solves: dict[int, tuple[Cause, float]] = {}  # what is being solved: why, and what it took to ask for it
 
     def decided(self, event: ControllerEvent, commands: Sequence[ControllerCommand], seconds: float) -> None:
         """Count an event that the controller has handled in so many seconds."""
         self.handling.extend([seconds])
-        if isinstance(event, Solved) and (cause := self._causes.pop(event.number, None)) is not None:
+        if isinstance(event, Solved) and (solve := self._solves.pop(event.number, None)) is not None:
+            cause, asking = solve
             self.solving.extend([event.seconds])
+            self.deciding.extend([asking + event.seconds + seconds])
             self.replans[cause, "failed" if event.plan is None else str(event.step)] += 1
         for command in commands:
             if isinstance(command, Solve):
-                self._causes[command.number] = command.cause
+                self._solves[command.number] = command.cause, seconds
 
     def rolled(self, past: Past) -> None:
         """Count a rollout that the controller asked for, and that has ended."""

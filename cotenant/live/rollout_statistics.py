@@ -24,23 +24,29 @@ class Past(NamedTuple):
 
 
 class RolloutStatistics:
-    """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds. last:
-    the rollouts that ended last, the latest first."""
+    """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds;
+    whole: of whole rollouts, those that began. late: requests that missed their target while any rollout was under way,
+    each once, because of it or not. last: the rollouts that ended last, the latest first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.outcomes: Counter[RolloutOutcome] = Counter(dict.fromkeys(RolloutOutcome, 0))
         self.last: deque[Past] = deque(maxlen=KEPT)
         self.phases = {phase: Histogram() for phase in ("queued", "prepare", "switch", "drain", "rollback")}
-        self._late_before: dict[int, int] = {}  # by revision
+        self.whole = Histogram()
+        self.late = 0
+        self._late_before: dict[int, int] = {}  # by revision under way
+        self._late_seen = 0
 
     def requested(self, revision: int, late: int) -> None:
         """A revision is requested. late: requests that have missed their target so far."""
+        self._count_late(late)
         self._late_before[revision] = late
 
     def ended(self, ended: RolloutEnded, late: int) -> Past:
         """Count a rollout that has ended, and return what is kept of it. late: requests that have missed their target
         so far."""
+        self._count_late(late)
         self.outcomes[ended.outcome] += 1
         past = Past(self._clock(), ended, late - self._late_before.pop(ended.revision.number))
         self.last.appendleft(past)
@@ -52,4 +58,11 @@ class RolloutStatistics:
                 phases += ["prepare", "rollback"]
         for phase in phases:
             self.phases[phase].extend([getattr(ended.durations, phase)])
+        if len(phases) > 1:
+            self.whole.extend([ended.durations.total])
         return past
+
+    def _count_late(self, late: int) -> None:
+        if self._late_before:
+            self.late += late - self._late_seen
+        self._late_seen = late

@@ -18,6 +18,7 @@ from cotenant.live.nodes.node_status import NodeStatus
 from cotenant.live.oip import IndexEntry
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.live.profile_corrections import ProfileCorrection
+from cotenant.measure.histogram import Histogram
 
 NOTABLE_LOAD = 0.05  # part of the processors that other programs use, from which on it is worth a word
 NOTABLE_SLOWDOWN = 1.1
@@ -33,6 +34,27 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     attainment: float | None
     mean: float | None
+
+
+class DurationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How long something took since the start: count, and the rest in seconds; 0 where there was none."""
+
+    count: int
+    p50: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, durations: Histogram) -> DurationSummary:
+        """Summarise a histogram."""
+        if not (count := durations.count):
+            return cls(count=0, p50=0.0, p99=0.0, max=0.0)
+        p50, p99 = durations.quantile(0.5), durations.quantile(0.99)
+        return cls(count=count, p50=p50, p99=p99, max=durations.largest)
+
+    def row(self) -> list[str]:
+        """Return count, p50, p99 and max as text."""
+        return [str(self.count), *map(show_seconds, (self.p50, self.p99, self.max))]
 
 
 class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +88,9 @@ class PastRollout(msgspec.Struct, frozen=True, kw_only=True):
 class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """revision: the number of the plan revision in force, 0 where none is; reason: why it was made; validation: of its
     plan. desired: the one that is wanted, and its reason. rolling_out: the one whose rollout is under way, 0 where none
-    is, and its phase. last: the rollouts that ended last, the latest first."""
+    is, and its phase. last: the rollouts that ended last, the latest first. durations: of the phases that rollouts went
+    through since the start, and of "whole" ones. late: requests that missed their target while any was under way,
+    because of it or not."""
 
     revision: int = 0
     reason: str = ""
@@ -76,6 +100,8 @@ class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
     rolling_out: int = 0
     phase: str = ""
     last: tuple[PastRollout, ...] = ()
+    durations: dict[str, DurationSummary] = {}
+    late: int = 0
 
     def sentence(self) -> str:
         """Say which revision is in force, which is wanted, and how far its rollout is."""
@@ -102,7 +128,8 @@ class DecisionStatus(msgspec.Struct, frozen=True, kw_only=True):
 class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller knows and does; see `ControllerStatus`. foreign_load: part of the `processors` that other
     programs use, from 0 to 1; None where that is not known. corrections: of profiles, by model. refinement: how far
-    that of profiles is, in words; empty where there is none. decisions: the latest first."""
+    that of profiles is, in words; empty where there is none. decisions: the latest first. deciding: from what made it
+    plan anew to its answer to the plan."""
 
     activity: str
     reason: str
@@ -114,6 +141,7 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
     decisions: tuple[DecisionStatus, ...]
     corrections: dict[str, ProfileCorrection] = {}
     refinement: str = ""
+    deciding: DurationSummary | None = None
 
     def sentences(self) -> list[str]:
         """Say what it does and why, what is in its way, and what cannot be served."""
@@ -152,6 +180,35 @@ class AdaptationStatus(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+def phase_durations(rollout: RevisionStatus, adaptation: AdaptationStatus | None) -> list[tuple[str, DurationSummary]]:
+    """Return how long the steps from a decision to the end of its rollout took, in their order, of those that were
+    taken."""
+    deciding = None if adaptation is None else adaptation.deciding
+    steps = [*([] if deciding is None else [("decision", deciding)]), *rollout.durations.items()]
+    return [(step, summary) for step, summary in steps if summary.count]
+
+
+class BatchStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The batches of a model on a lane of the plan in force, since the start. device, partition: as metrics label them;
+    what the partition of that number ran under plans before counts, too. profiled, predicted, observed: mean seconds of
+    a batch as profiled without co-located models, as planned, and as seen."""
+
+    lane: LaneId
+    device: str
+    partition: str
+    model: str
+    batches: int
+    profiled: float
+    predicted: float
+    observed: float
+
+    def row(self) -> list[str]:
+        """Return lane, model, batches, the three means, and predicted and observed slowdown as text."""
+        means = self.profiled, self.predicted, self.observed
+        slowdowns = [f"{mean / self.profiled:.2f}" if self.profiled else "-" for mean in means[1:]]
+        return [str(self.lane), self.model, str(self.batches), *map(show_seconds, means), *slowdowns]
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is and does at this moment, as its parts tell at once. targets: seconds by model; objectives: the
     fractions that must meet them. planned: requests/s that come from outside, by model. labels, waiting: by lane, its
@@ -181,7 +238,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     come from outside, by model. startup: how far the start is, in words; empty once the server has started.
     reload_error: why the last reload of the settings was rejected; empty where it was not. file_errors: why state or
     event log cannot be written. adaptation: None where the plan stays as it was made. jobs: best-effort jobs, the
-    oldest first. nodes: none where devices are of this machine alone."""
+    oldest first. nodes: none where devices are of this machine alone. batches: by lane and model, those that ran."""
 
     backend: str
     isolation: str
@@ -199,6 +256,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     adaptation: AdaptationStatus | None = None
     jobs: tuple[JobStatus, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
+    batches: tuple[BatchStatus, ...] = ()
+
+    def duration_rows(self) -> list[list[str]]:
+        """Return a row for each step of rollouts, as text: name, count, p50, p99, max."""
+        return [[step, *summary.row()] for step, summary in phase_durations(self.rollout, self.adaptation)]
 
     def rows(self, plan: Plan) -> list[list[str]]:
         """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other

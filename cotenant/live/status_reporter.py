@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,12 +18,21 @@ from cotenant.live.metrics import LaneReading, RolloutReading, ServerCollector
 from cotenant.live.model_repository import ModelRepository
 from cotenant.live.nodes.node_status import node_statuses
 from cotenant.live.page.totals import Totals, read_totals
+from cotenant.live.partition_labels import RETIRED
 from cotenant.live.process import private_memory
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import EPOCH, ServingObserver
 from cotenant.live.serving_state import ServingState
-from cotenant.live.status import ModelStatus, PastRollout, RevisionStatus, Snapshot, Status
+from cotenant.live.status import (
+    BatchStatus,
+    DurationSummary,
+    ModelStatus,
+    PastRollout,
+    RevisionStatus,
+    Snapshot,
+    Status,
+)
 from cotenant.measure.report import ModelReport, Report
 from cotenant.planners.applications import carried_rates
 
@@ -102,7 +112,25 @@ class StatusReporter:
             adaptation=seen.adaptation,
             jobs=seen.jobs,
             nodes=node_statuses(self._backend),
+            batches=tuple(self._batches(seen)),
         )
+
+    def _batches(self, seen: Snapshot) -> Iterator[BatchStatus]:
+        for worker in seen.workers:
+            label = seen.labels[worker.lane]
+            for model in worker.models if label != RETIRED else ():
+                batches = self._observer.models[model].partitions.get(label)
+                if batches is not None and (count := batches.observed.count):
+                    yield BatchStatus(
+                        lane=worker.lane,
+                        device=label.device,
+                        partition=label.partition,
+                        model=model,
+                        batches=count,
+                        profiled=batches.alone.seconds / count,
+                        predicted=batches.predicted.seconds / count,
+                        observed=batches.observed.seconds / count,
+                    )
 
     def totals(self, now: float) -> Totals:
         """Return what has been counted since the start."""
@@ -124,6 +152,10 @@ class StatusReporter:
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
             last=tuple(_past(now - each.at, each) for each in past.last),
+            durations={
+                phase: DurationSummary.of(seconds) for phase, seconds in (past.phases | {"whole": past.whole}).items()
+            },
+            late=past.late,
         )
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from cotenant.control.controller_status import ModelState
@@ -12,9 +13,16 @@ from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.provenance import Validation
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.oip import IndexEntry
-from cotenant.live.page.totals import RequestTotals, Totals
+from cotenant.live.page.totals import BatchTotals, RequestTotals, Totals
 from cotenant.live.partition_labels import PartitionLabel
-from cotenant.live.status import AdaptationStatus, DecisionStatus, PastRollout, RevisionStatus, Snapshot
+from cotenant.live.status import (
+    AdaptationStatus,
+    DecisionStatus,
+    DurationSummary,
+    PastRollout,
+    RevisionStatus,
+    Snapshot,
+)
 from cotenant.measure.histogram import Histogram
 
 
@@ -54,6 +62,7 @@ class WrittenSource:
         self.rollouts: list[PastRollout] = []
         self.decisions: list[tuple[float, str, str]] = []
         self.busy: dict[tuple[PartitionLabel, str], float] = {}
+        self.batches: dict[tuple[PartitionLabel, str], BatchTotals] = {}
         self.states: dict[int, str] = {}
         self.jobs: list[JobStatus] = []
         self.shares = [1000 // -(-len(names) // 2)] * -(-len(names) // 2)
@@ -101,6 +110,7 @@ class WrittenSource:
             for slot, (lane, share, held) in enumerate(zip(lanes, self.shares, self.cuts(), strict=True))
         ]
         offered = [IndexEntry(name=name, version="1", state="READY") for name in self.names]
+        prepare = DurationSummary(count=len(self.rollouts), p50=0.8, p99=0.8, max=0.8)
         return Snapshot(
             backend="cpu",
             isolation="CPU limits: self-throttling workers, verified by the server",
@@ -111,6 +121,8 @@ class WrittenSource:
                 desired=self.revision,
                 validation=Validation(passed=True, seeds=(0, 1), requests=5210, plans=3, runs=4),
                 last=tuple(self.rollouts),
+                durations={"prepare": prepare, "rollback": msgspec.structs.replace(prepare, count=0)},
+                late=3 * len(self.rollouts),
             ),
             targets=dict.fromkeys(self.names, self.target),
             objectives=dict.fromkeys(self.names, 0.99),
@@ -136,6 +148,7 @@ class WrittenSource:
                     )
                     for name in self.names
                 },
+                deciding=DurationSummary(count=len(self.decisions), p50=0.25, p99=0.4, max=0.5),
                 decisions=tuple(
                     DecisionStatus(seconds_ago=self.now - time, action=action, reason=reason)
                     for time, action, reason in reversed(self.decisions)
@@ -159,12 +172,17 @@ class WrittenSource:
                 for name, counts in self.counts.items()
             },
             busy=dict(self.busy),
+            batches=dict(self.batches),
         )
 
-    def work(self, partition: int, model: str, seconds: float) -> None:
-        """Count batches of a model on a partition."""
+    def work(self, partition: int, model: str, seconds: float, slowdown: float = 1.0) -> None:
+        """Count batches of a model on a partition, which take that many times as long as profiled, and were planned to
+        take 1.2 times as long."""
         key = PartitionLabel("cpu-0", str(partition)), model
         self.busy[key] = self.busy.get(key, 0.0) + seconds
+        before, profiled = self.batches.get(key, BatchTotals(0.0, 0.0, 0.0)), seconds / slowdown
+        more = profiled, 1.2 * profiled, seconds
+        self.batches[key] = BatchTotals(*(old + new for old, new in zip(before, more, strict=True)))
 
     def roll(self, reason: str, outcome: RolloutOutcome, failure: str = "") -> None:
         """Have a rollout end, which puts its revision in force where it is completed."""

@@ -127,12 +127,24 @@ def test_server_plans_anew_for_a_rate_beyond_its_plan_and_loses_nothing(
             status = await server.status()
             assert server.deployment.plan != before and status.adaptation is not None
             assert status.planned["identity"] >= 100.0
+            deciding = status.adaptation.deciding
+            assert deciding is not None and deciding.count >= 1
+            assert 0.0 < deciding.p50 <= deciding.p99 <= deciding.max
+            assert ["decision", *deciding.row()] in status.duration_rows()
+            assert {each.model for each in status.batches} == {"identity"}
+            for each in status.batches:
+                assert each.batches > 0 and each.profiled > 0.0 and each.observed > 0.0
+                assert each.row()[-2:] == [
+                    f"{seconds / each.profiled:.2f}" for seconds in (each.predicted, each.observed)
+                ]
             shown = io.StringIO()
             Console(file=shown, width=250).print(status_view(status))
             got: list[bytes] = []
             server.page.subscribe(got.append)()
             for text in (shown.getvalue(), b"".join(got).decode()):
-                assert "identity is offered" in text and "in force after" in text
+                assert "identity is offered" in text and "in force after" in text and "decision" in text
+            assert all(cell in shown.getvalue() for each in status.batches for cell in each.row())
+            assert b'{"step":"decision","count":' in b"".join(got)
             body, _ = render(server.metrics(), "")
             assert b'cotenant_adaptation_planned_rate{model="identity"}' in body
             assert b'cotenant_adaptation_seconds_count{step="solve"}' in body

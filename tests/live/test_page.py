@@ -135,6 +135,22 @@ def test_partition_shows_what_each_model_took_of_the_last_minute() -> None:
     asyncio.run(main())
 
 
+def test_partition_shows_the_slowdown_of_its_batches_of_the_last_minute() -> None:
+    async def main() -> None:
+        async with watching("a", "b", "c") as watched:
+            watched.source.work(0, "a", 60.0, slowdown=3.0)
+            for _ in range(13):  # that was before the last minute
+                watched.step()
+            watched.source.work(0, "a", 1.0, slowdown=1.0)
+            watched.source.work(0, "b", 3.0, slowdown=1.5)
+            watched.step()
+            first, second = watched.last("tick")["partitions"]
+            assert first["slowdown"] == pytest.approx(4 / 3) and first["predicted_slowdown"] == pytest.approx(1.2)
+            assert second["slowdown"] is None and second["predicted_slowdown"] is None
+
+    asyncio.run(main())
+
+
 def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
     async def main() -> None:
         async with watching() as watched:

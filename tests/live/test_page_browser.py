@@ -95,6 +95,13 @@ def test_page_follows_the_server_without_a_reload(browser: Browser, server: Page
     server.change(lambda source: source.roll("resnet is offered more", RolloutOutcome.COMPLETED))
     browser.until("document.getElementById('revision').textContent === 'Plan 2: resnet is offered more'")
     browser.until("document.querySelectorAll('#rollouts tbody tr').length === 1")
+    cells = "[...document.querySelectorAll('#durations tbody td')].map((cell) => cell.textContent)"
+    assert browser.run(f"return {cells}") == ["prepare", "1", "800 ms", "800 ms", "800 ms"]
+    assert browser.run("return document.getElementById('late').textContent") == (
+        "since the start · 3 late requests while a rollout was under way"
+    )
+    server.change(lambda source: source.work(0, "resnet", 2.0, slowdown=1.5))
+    browser.until("document.getElementById('partitions').innerText.includes('1.50 × planned 1.20 ×')")
     browser.until("document.querySelectorAll('.uplot canvas').length >= 3")
     browser.until(f"{MODEL}.querySelector('.plot').getAttribute('aria-label').includes('all: now')")
     assert browser.run("return window.stays") is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -116,6 +117,14 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
             got: list[bytes] = []
             server.page.subscribe(got.append)()
             assert "revision 1 (start of the server) in force" in shown.getvalue()
+            durations = status.durations
+            assert durations["whole"].count == durations["prepare"].count == 2
+            assert durations["drain"].count == durations["rollback"].count == 1 and status.late == 0
+            assert durations["whole"].max >= failed.durations.prepare + failed.durations.rollback
+            rows = [re.split(r"[ │]{2,}", line.strip("│ ")) for line in shown.getvalue().splitlines()]
+            assert ["prepare", *durations["prepare"].row()] in rows
+            assert "requests late while a rollout was under way: 0" in shown.getvalue()
+            assert b'{"step":"prepare","count":2,' in b"".join(got) and b'"step":"decision"' not in b"".join(got)
             assert b'"revision":1,"reason":"start of the server"' in b"".join(got)
             for text in (shown.getvalue(), b"".join(got).decode()):
                 for cell in (*failed.row()[:3], "the worker of cpu-0/1 did not start"):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.live.page.totals import RequestTotals, Totals
+from cotenant.live.page.totals import BatchTotals, RequestTotals, Totals
 from cotenant.live.partition_labels import PartitionLabel
 from cotenant.measure.histogram import quantiles
 
@@ -38,6 +38,8 @@ class ModelActivity(msgspec.Struct, frozen=True, kw_only=True):
 NOTHING = RequestTotals(
     ended=0, stayed=0, within_target=0, refused=0, failed=0, reasons={}, latencies=np.zeros(0, dtype=np.int64)
 )
+
+NO_BATCHES = BatchTotals(0.0, 0.0, 0.0)
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,22 @@ def busy_parts(before: Totals, after: Totals) -> dict[PartitionLabel, dict[str, 
         if (spent := busy - before.busy.get((label, model), 0.0)) > 0:
             parts.setdefault(label, {})[model] = spent / seconds
     return parts
+
+
+def slowdowns_by_partition(before: Totals, after: Totals) -> dict[PartitionLabel, tuple[float, float]]:
+    """Return by partition how many times as long as profiled the batches between two readings were predicted to take,
+    and took; of those that ran any."""
+    sums: dict[PartitionLabel, list[float]] = {}
+    for (label, model), now in after.batches.items():
+        then = before.batches.get((label, model), NO_BATCHES)
+        taken = sums.setdefault(label, [0.0, 0.0, 0.0])
+        for index, (seconds, earlier) in enumerate(zip(now, then, strict=True)):
+            taken[index] += seconds - earlier
+    return {
+        label: (predicted / profiled, observed / profiled)
+        for label, (profiled, predicted, observed) in sums.items()
+        if profiled > 0
+    }
 
 
 def _latencies(now: RequestTotals, then: RequestTotals, at: Sequence[float]) -> list[float | None]:

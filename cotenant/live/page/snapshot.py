@@ -32,7 +32,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     """A partition of the plan in force, or one of its workers. share, used: parts of the device. busy: by model, part
-    of the last minute in which its batches ran. memory: bytes, 0 where not known."""
+    of the last minute in which its batches ran. slowdown, predicted_slowdown: of these batches, against what they are
+    profiled to take without co-located models; None where none ran. memory: bytes, 0 where not known."""
 
     device: str
     partition: str
@@ -48,6 +49,8 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     memory: int
     standby: str = ""
+    slowdown: float | None = None
+    predicted_slowdown: float | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +147,17 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     late: int
 
 
+class DurationView(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step from a decision to the end of its rollout took since the start: how often it was taken, and
+    seconds."""
+
+    step: str
+    count: int
+    p50: float
+    p99: float
+    max: float
+
+
 class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller did or found. time: when, in seconds since 1970."""
 
@@ -155,7 +169,8 @@ class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     """What changes with the plan. rollout: what is under way, "" where nothing is. validation: how the plan
     was validated, in words. activity: what the controller does and why; "" where there is none. refinement: how far
-    that of profiles is."""
+    that of profiles is. durations: of the steps of rollouts. late: requests that missed their target while a rollout
+    was under way, because of it or not."""
 
     version: str
     backend: str
@@ -171,6 +186,8 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceView]
     rollouts: list[RolloutView]
     decisions: list[DecisionView]
+    durations: list[DurationView]
+    late: int
 
 
 class SeriesView(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,12 +27,22 @@ class RequestTotals(msgspec.Struct, frozen=True, kw_only=True):
     latencies: NDArray[np.int64]
 
 
+class BatchTotals(NamedTuple):
+    """Seconds of batches: as profiled without co-located models, as planned, and as seen had nothing been lent."""
+
+    profiled: float
+    predicted: float
+    observed: float
+
+
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a server. time: of the reading, in seconds of its clock. busy: seconds in batches, by partition and model."""
+    """Of a server. time: of the reading, in seconds of its clock. busy: seconds in batches; batches: what they were
+    to take; both by partition and model."""
 
     time: float
     models: Mapping[str, RequestTotals]
     busy: Mapping[tuple[PartitionLabel, str], float]
+    batches: Mapping[tuple[PartitionLabel, str], BatchTotals]
 
 
 def read_totals(observer: ServingObserver, now: float) -> Totals:
@@ -52,9 +63,17 @@ def read_totals(observer: ServingObserver, now: float) -> Totals:
             reasons=reasons,
             latencies=ledger.latency.counts(),
         )
-    busy = {
-        (partition, name): batches.busy
+    partitions = {
+        (partition, name): batches
         for name, counts in observer.models.items()
         for partition, batches in counts.partitions.items()
     }
-    return Totals(time=now, models=models, busy=busy)
+    return Totals(
+        time=now,
+        models=models,
+        busy={key: each.busy for key, each in partitions.items()},
+        batches={
+            key: BatchTotals(each.alone.seconds, each.predicted.seconds, each.observed.seconds)
+            for key, each in partitions.items()
+        },
+    )

@@ -11,7 +11,7 @@ from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
 from cotenant.core.units import WHOLE
 from cotenant.live.page.alarms import alarms, health
-from cotenant.live.page.history import History, busy_parts, model_activity
+from cotenant.live.page.history import History, busy_parts, model_activity, slowdowns_by_partition
 from cotenant.live.page.job_views import job_alarms, job_views
 from cotenant.live.page.snapshot import (
     BusyView,
@@ -19,6 +19,7 @@ from cotenant.live.page.snapshot import (
     CutView,
     DecisionView,
     DeviceView,
+    DurationView,
     MachineView,
     ModelView,
     PartitionView,
@@ -30,7 +31,7 @@ from cotenant.live.page.snapshot import (
 )
 from cotenant.live.page.totals import Totals
 from cotenant.live.partition_labels import RETIRED
-from cotenant.live.status import Snapshot
+from cotenant.live.status import Snapshot, phase_durations
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,11 +102,13 @@ def _models(seen: Snapshot, totals: Totals, before: Totals) -> list[ModelView]:
 
 def _partitions(seen: Snapshot, moment: Moment, before: Totals) -> list[PartitionView]:
     busy = busy_parts(before, moment.totals)
+    slowdowns = slowdowns_by_partition(before, moment.totals)
     views = []
     for worker in seen.workers:
         label = seen.labels[worker.lane]
         if label == RETIRED:
             continue
+        predicted, observed = slowdowns.get(label, (None, None))
         views.append(
             PartitionView(
                 device=label.device,
@@ -122,6 +125,8 @@ def _partitions(seen: Snapshot, moment: Moment, before: Totals) -> list[Partitio
                 restarts=worker.restarts,
                 standby=worker.standby,
                 memory=0 if worker.pid is None else moment.memory.get(worker.pid, 0),
+                slowdown=observed,
+                predicted_slowdown=predicted,
             )
         )
     return views
@@ -194,6 +199,11 @@ def plan_view(seen: Snapshot, plan: Plan, time: float) -> PlanView:
             DecisionView(time=time - each.seconds_ago, action=each.action, reason=each.reason)
             for each in adaptation.decisions
         ],
+        durations=[
+            DurationView(step=step, count=each.count, p50=each.p50, p99=each.p99, max=each.max)
+            for step, each in phase_durations(rollout, adaptation)
+        ],
+        late=rollout.late,
     )
 
 

@@ -144,8 +144,8 @@ function partitionRow(key) {
   const bar = element("div", "time");
   bar.setAttribute("role", "img");
   const shares = element("ul", "shares");
-  const names = ["Busy", "Share used", "Queue", "Restarts", "Standby", "Memory"].map(figure);
-  const [busy, used, queue, restarts, standby, memory] = names;
+  const names = ["Busy", "Share used", "Slowdown", "Queue", "Restarts", "Standby", "Memory"].map(figure);
+  const [busy, used, slowdown, queue, restarts, standby, memory] = names;
   const chart = new Chart(
     store,
     "Busy",
@@ -158,7 +158,7 @@ function partitionRow(key) {
   const middle = element("div", "middle", element("dl", "numbers", ...names.map((each) => each.item)), bar, shares);
   const article = element("article", "", head, middle, chart.element);
   article.setAttribute("aria-label", `${device} partition ${number}`);
-  const row = { chip, held, bar, shares, title, busy, used, queue, restarts, standby, memory, charts: [chart] };
+  const row = { chip, held, bar, shares, title, busy, used, slowdown, queue, restarts, standby, memory, charts: [chart] };
   row.element = element("li", "partition", article);
   row.element.id = `partition-${device}-${number}`;
   row.element.tabIndex = -1;
@@ -175,6 +175,8 @@ function showPartition(view) {
   setText(row.busy.value, percent(Math.min(total, 1)));
   setText(row.used.value, view.used === null ? NONE : percent(view.used));
   setData(row.used.item, "level", view.over_share ? "bad" : "");
+  setText(row.slowdown.value, view.slowdown === null ? NONE : `${view.slowdown.toFixed(2)} ×`);
+  setText(row.slowdown.note, view.predicted_slowdown === null ? "" : ` planned ${view.predicted_slowdown.toFixed(2)} ×`);
   setText(row.queue.value, String(view.queue));
   setText(row.restarts.value, String(view.restarts));
   setText(row.standby.value, view.standby || NONE);
@@ -382,6 +384,11 @@ function showPlan(view) {
       each.failed ? "bad" : "",
     ]),
   );
+  table(
+    "durations",
+    view.durations.map((each) => [[each.step, String(each.count), seconds(each.p50), seconds(each.p99), seconds(each.max)]]),
+  );
+  setText(at("late"), `since the start · ${view.late} late ${view.late === 1 ? "request" : "requests"} while a rollout was under way`);
 }
 
 function showTick(tick) {
