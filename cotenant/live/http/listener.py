@@ -40,16 +40,30 @@ async def listening_sockets(host: str, port: int, *, shared: bool = False) -> li
     return sockets
 
 
+Failed = Callable[[asyncio.BufferedProtocol, str, OSError], None]
+
+
+def log_failed(protocol: asyncio.BufferedProtocol, host: str, error: OSError) -> None:
+    logger.debug("a connection from %s did not come about: %s", host, error)
+
+
 class Listener:
     """Own the listening sockets. connect: returns the protocol of one more connection. tls: None to serve in the clear.
+    failed: hears of a connection that did not come about: its protocol, the host that it came from, and the error.
 
     The event loop's own server would accept one connection in each of its rounds, as libuv does. Where rounds take
     milliseconds, callers then wait for seconds until they are accepted, or the system drops their connections.
     """
 
-    def __init__(self, connect: Callable[[], asyncio.BufferedProtocol], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], asyncio.BufferedProtocol],
+        tls: ssl.SSLContext | None,
+        failed: Failed = log_failed,
+    ) -> None:
         self._connect = connect
         self._tls = tls
+        self._failed = failed
         self._sockets: list[socket.socket] = []
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._opening: set[asyncio.Task[None]] = set()
@@ -82,7 +96,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for _ in range(_ACCEPTED):
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -93,7 +107,7 @@ class Listener:
                 self._paused[listening] = loop.call_later(_PAUSE, self._resume, listening)
                 return
             accepted.setblocking(False)
-            task = loop.create_task(self._open(accepted))
+            task = loop.create_task(self._open(accepted, address[0]))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
 
@@ -101,10 +115,10 @@ class Listener:
         del self._paused[listening]
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    async def _open(self, accepted: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
+    async def _open(self, accepted: socket.socket, host: str) -> None:
+        loop, protocol = asyncio.get_running_loop(), self._connect()
         try:
-            await loop.connect_accepted_socket(self._connect, accepted, ssl=self._tls)
+            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
         except OSError as error:  # the caller left, or its handshake failed
-            logger.debug("a connection did not come about: %s", error)
             accepted.close()
+            self._failed(protocol, host, error)

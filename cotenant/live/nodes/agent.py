@@ -6,10 +6,13 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Sequence
+from typing import cast
 
 from cotenant.errors import ConfigError
-from cotenant.live.nodes.link import SILENCE
+from cotenant.live.http.listener import Listener
+from cotenant.live.nodes.link import SILENCE, Link
 from cotenant.live.nodes.session import BusyError, NodeOffer, Session
+from cotenant.live.nodes.tls_failures import TlsFailures
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +30,8 @@ class Agent:
         self._offer = offer
         self._tokens = tokens
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._tls_failures = TlsFailures()
+        self._server: asyncio.Server | Listener | None = None
         self._sessions: set[Session] = set()
         self._owner: Session | None = None
         self._front_end = self._name = self._host = ""  # the owner's: its identity, and what it calls this node
@@ -36,15 +40,24 @@ class Agent:
 
     async def listen(self, host: str, port: int) -> int:
         """Start to listen; return the port. Raises ConfigError."""
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connect, host, port, ssl=self._tls)
+            return await self._listen(host, port)
         except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"cannot offer this node on {host}:{port}: {getattr(error, 'strerror', None) or error}; choose another "
                 "address or port, or stop what holds it"
             ) from None
-        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _listen(self, host: str, port: int) -> int:
+        if self._tls is not None:  # of a handshake that failed the loop's own server would not tell
+            self._server = listener = Listener(self._connect, self._tls, self._tls_failed)
+            return await listener.open(host, port)
+        self._server = server = await asyncio.get_running_loop().create_server(self._connect, host, port)
+        return int(server.sockets[0].getsockname()[1])
+
+    def _tls_failed(self, link: asyncio.BufferedProtocol, host: str, error: OSError) -> None:
+        self._tls_failures.add(host, error)
+        cast(Link, link).abort(f"TLS failed: {error}")
 
     async def stop(self, reason: str) -> None:
         """Listen no longer, and end what runs for the front end."""
@@ -59,7 +72,7 @@ class Agent:
         """Who has the node, in words; empty where nobody has."""
         return self._host if self._owner is not None else ""
 
-    def _connect(self) -> asyncio.BaseProtocol:
+    def _connect(self) -> asyncio.BufferedProtocol:
         session = Session(self._offer, self._tokens, self._claim, self._ended)
         self._sessions.add(session)
         self._idle.clear()
