@@ -33,6 +33,7 @@ from cotenant.runtime.events import (
     Woke,
 )
 from cotenant.runtime.lane import Batch, Lane, Queue
+from cotenant.runtime.lane_changes import change_lanes, routes_by_model
 from cotenant.runtime.open_requests import OpenRequests
 from cotenant.runtime.routing import ModelRoutes
 from cotenant.runtime.splitting import rows_to_fill
@@ -366,7 +367,7 @@ class Dispatcher:
         self._open.end(tuple(ended), Outcome.EXPIRED, OVERDUE, commands, lane=lane.id)
         if not lane.stalled:
             lane.set_state(up=True, stalled=True)
-            waiting = self._take_all(lane)
+            waiting = lane.take_all()
             self._place(lane)
             self._reroute(waiting, lane, Outcome.EXPIRED, STALLED, now, commands)
 
@@ -414,18 +415,12 @@ class Dispatcher:
         self._open.end(twice, Outcome.FAILED, DIED_TWICE, commands)
         retried = [request for request in retried if request.id in self._held]  # else it ended with another part
         self._tried.update([request.id for request in retried])
-        waiting = self._take_all(lane)
+        waiting = lane.take_all()
         self._place(lane)
         if lane.draining:
             del self.lanes[lane.id]
             commands.append(Drained(lane.id))
         return [(lane, retried), (lane, waiting)]
-
-    def _take_all(self, lane: Lane) -> list[Request]:
-        taken = [request for queue in lane.queues.values() for request in queue.waiting]
-        for queue in lane.queues.values():
-            queue.keep([])
-        return taken
 
     def _reroute(
         self, requests: Iterable[Request], home: Lane, end: Outcome, reason: str, now: float, commands: list[Command]
@@ -463,38 +458,8 @@ class Dispatcher:
 
     def _applied(self, specs: tuple[LaneSpec, ...], now: float) -> list[Command]:
         commands: list[Command] = []
-        displaced: list[tuple[Lane, list[Request]]] = []
-        observed: dict[str, Queue] = {}  # the queue that ran each model last
-        for lane in self.lanes.values():
-            for queue in lane.queue_list:
-                if queue.ran and (queue.model not in observed or queue.ran > observed[queue.model].ran):
-                    observed[queue.model] = queue
-        wanted = {spec.id: spec for spec in specs}
-        for lane in list(self.lanes.values()):
-            spec = wanted.get(lane.id)
-            if spec is None and not lane.draining:
-                displaced.append((lane, self._take_all(lane)))
-                if lane.batch is None:
-                    del self.lanes[lane.id]
-                    commands.append(Drained(lane.id))
-                else:
-                    lane.draining = True
-            elif spec is not None:
-                lane.draining = False
-                displaced.append((lane, lane.update(spec)))
-        for spec in specs:
-            if spec.id not in self.lanes:
-                fresh = self.lanes[spec.id] = Lane(spec)
-                for queue in fresh.queue_list:
-                    if queue.model in observed:
-                        queue.learn_from(observed[queue.model])
-        for lane in self.lanes.values():
-            lane.routed = []
-        holding: dict[str, list[Queue]] = {}
-        for spec in specs:
-            for queue in self.lanes[spec.id].queues.values():
-                holding.setdefault(queue.model, []).append(queue)
-        self._routes = {model: ModelRoutes(queues) for model, queues in holding.items()}
+        displaced = change_lanes(self.lanes, specs, commands)
+        self._routes = routes_by_model(self.lanes, specs)
         for home, requests in displaced:
             self._reroute(requests, home, Outcome.EXPIRED, MOVED, now, commands)
         return commands

@@ -292,6 +292,13 @@ class Lane:
             queue.others = [other for other in self.queue_list if other is not queue]
         return displaced
 
+    def take_all(self) -> list[Request]:
+        """Remove the requests that wait, and return them."""
+        taken = [request for queue in self.queue_list for request in queue.waiting]
+        for queue in self.queue_list:
+            queue.keep([])
+        return taken
+
     def set_state(self, *, up: bool, stalled: bool = False) -> None:
         """Set whether its worker is ready, and whether it has stalled."""
         self.up = up
