@@ -31,7 +31,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.core.units import WHOLE, show_share
 from cotenant.errors import CotenantError, RequestError, WorkerError
-from cotenant.live.pool import Payload
+from cotenant.live.batch_listener import Payload
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena
 from cotenant.worker.repository import describe, sample_inputs, scan_repository, worker_model

@@ -25,7 +25,7 @@ from cotenant.config import read_settings
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.tensor import Tensor
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload
+from cotenant.live.batch_listener import Payload
 from cotenant.live.process import cpu_time
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena

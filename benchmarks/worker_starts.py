@@ -25,7 +25,7 @@ from benchmarks.share_change import prepared
 from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload
+from cotenant.live.batch_listener import Payload
 from cotenant.live.process import private_memory
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena

@@ -34,11 +34,12 @@ from cotenant.control.events import (
 from cotenant.control.orchestrator import Command, Event, Orchestrator
 from cotenant.control.supervised_lane import LaneState, SupervisedLane
 from cotenant.core.identity import LaneId
+from cotenant.live.batch_listener import BatchListener
 from cotenant.live.event_pump import EventPump
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.router import PoolRouter
-from cotenant.live.pool import BatchListener, Pool
+from cotenant.live.pool import Pool
 from cotenant.live.transport import WorkerTransport
 from cotenant.worker.arena import Arena
 

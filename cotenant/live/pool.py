@@ -10,10 +10,8 @@ import logging
 import select
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar, TypeVarTuple
 
-from cotenant.backends import Backend, Launch
+from cotenant.backends import Backend
 from cotenant.control.events import (
     PartitionClosed,
     SupervisorEvent,
@@ -23,10 +21,11 @@ from cotenant.control.events import (
     WorkersExited,
 )
 from cotenant.core.identity import LaneId
-from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, DeviceError, FailedError, RequestError, WorkerError
+from cotenant.live.batch_listener import BatchListener, ForwardingListener, Payload
 from cotenant.live.batch_tensors import is_inline, output_size, tensor_of, tensor_part
 from cotenant.live.confinement import Confinement
+from cotenant.live.lane_partitions import LanePartitions
 from cotenant.live.lane_workers import Flight, LaneSetup, LaneWorker, WorkerLane, new_audit, why_not
 from cotenant.live.lending import Lending
 from cotenant.live.process import ProcessLimitError, WorkerConnection, cpu_time
@@ -36,35 +35,11 @@ from cotenant.live.warm_pool import WorkerTemplate
 from cotenant.worker import runners
 from cotenant.worker.arena import Arena
 from cotenant.worker.background import leave_background
-from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, TensorPart, Timing
+from cotenant.worker.wire import LARGE, BatchResult, Resize, RunBatch, Setup, TensorPart
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0  # seconds that a worker may load its models in the background
-
-Payload = tuple[Tensor, ...]
-_Args = TypeVarTuple("_Args")
-_T = TypeVar("_T")
-
-
-class BatchListener(Protocol):
-    """Receive the results of batches, from the event loop and never from within `Pool.run`."""
-
-    def finished(self, lane: LaneId, batch: int, answers: Sequence[Payload | RequestError], timing: Timing) -> None:
-        """Receive the answers of a batch: each request's outputs, or why the model failed on it."""
-        ...
-
-    def failed(self, lane: LaneId, batch: int, reason: str) -> None:
-        """Hear that the model failed on every request of a batch; the worker lives."""
-        ...
-
-
-class ForwardingListener(BatchListener, Protocol):
-    """Receive results of batches as workers send them."""
-
-    def answered(self, lane: LaneId, answer: BatchResult) -> None:
-        """Receive the answers of a batch, all of whose tensors are inline."""
-        ...
 
 
 class Pool:
@@ -85,7 +60,6 @@ class Pool:
         warm_workers: int = 0,
     ) -> None:
         self.unfinished: set[LaneId] = set()  # lanes whose last worker ended with a batch under way
-        self._backend = backend
         self._arena = arena
         self._tell = tell
         self._batches = batches
@@ -96,8 +70,8 @@ class Pool:
         self._answers = select.poll()  # sockets of workers, to be asked at once which of them have answered
         self._by_socket: dict[int, WorkerConnection] = {}
         self._lending = Lending(arena)
+        self._partitions = LanePartitions(backend, self._lending)
         self.processes = WorkerProcesses(arena.fd, self._left, warm_workers=warm_workers)
-        self._turns = ThreadPoolExecutor(1, "cotenant-backend")  # ends with this pool; lanes may outlast `close`
         self._tasks: set[asyncio.Task[None]] = set()
 
     # Workers
@@ -158,7 +132,7 @@ class Pool:
         """Tell the backend of a worker that was promoted; one that it cannot serve is killed."""
         assert worker.line is not None
         try:
-            await self._in_turn(self._backend.on_worker_started, worker.lane.name, worker.line.process.pid)
+            await self._partitions.started(worker.lane.name, worker.line.process.pid)
         except (ConfigError, DeviceError) as error:
             self.kill(worker.lane.name, worker.incarnation, str(error))
 
@@ -190,14 +164,11 @@ class Pool:
         for lane in lanes:
             lane.share = setups[lane.name].share
             lane.models = {model.name: model for model in setups[lane.name].models}
-        launches = self._backend.resize({lane.name: lane.share for lane in lanes if lane.opened})
-        for lane in lanes:
-            if lane.name in launches:
-                self._relaunch(lane, launches[lane.name])
+        for lane in self._partitions.resize(lanes):
+            self._tell_share(lane)
 
-    def _relaunch(self, lane: WorkerLane, launch: Launch) -> None:
-        lane.launch = launch
-        self._lend(lane)
+    def _tell_share(self, lane: WorkerLane) -> None:
+        """Tell a lane's workers of another share."""
         for worker in (lane.worker, lane.standby):
             if worker is None or worker.over or worker.line is None:
                 continue  # the next one starts with it
@@ -239,11 +210,6 @@ class Pool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _in_turn(self, call: Callable[[*_Args], _T], *args: *_Args) -> _T:
-        """Run a call of the backend in its thread, since drivers are slow: one at a time, in order, and to its end even
-        if the caller is cancelled."""
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._turns, call, *args))
-
     async def _start(self, worker: LaneWorker, fresh: bool, leaving: Collection[LaneId]) -> None:
         lane = worker.lane
         try:
@@ -275,7 +241,7 @@ class Pool:
         """Wait until a worker is ready; return "" or the reason why it is not."""
         lane = worker.lane
         if fresh:
-            await self._open(worker, leaving)
+            await self._partitions.open(worker, leaving)
         if worker.killed:
             return worker.killed
         launch = lane.launch
@@ -310,7 +276,7 @@ class Pool:
         if not failure and (missing := sorted(lane.models.keys() - line.footprints.keys())):
             failure = f"it is ready without {', '.join(missing)}"
         if not failure and not worker.killed and not worker.standby:
-            await self._in_turn(self._backend.on_worker_started, lane.name, line.process.pid)
+            await self._partitions.started(lane.name, line.process.pid)
         # It may have died, or been killed, before this task resumed.
         if line.gone.done():
             return line.gone.result()
@@ -320,24 +286,6 @@ class Pool:
         """Return whether any lane's worker is ready."""
         return any(worker.ready and not worker.standby for worker in self._workers.values())
 
-    async def _open(self, worker: LaneWorker, leaving: Collection[LaneId]) -> None:
-        """Open the partition of a worker's lane, anew where it is open, unless the worker has been killed meanwhile."""
-        lane = worker.lane
-        if lane.opened:
-            await self._in_turn(self._backend.close, lane.name)
-            if worker.killed:
-                return  # the partition may be closed for good: what is opened now, nobody would close
-        lane.opened = True
-        share = lane.share
-        lane.launch = await self._in_turn(self._backend.open, lane.name, share, leaving)
-        if lane.share != share:  # it was changed meanwhile
-            lane.launch = self._backend.resize({lane.name: lane.share})[lane.name]
-        self._lend(lane)
-
-    def _lend(self, lane: WorkerLane) -> None:
-        if lane.launch.lend and not lane.launch.lent_by_kernel:
-            self._lending.open(lane.name, lane.launch.cores)
-
     async def _retire(self, worker: LaneWorker, line: WorkerConnection, grace: float) -> None:
         """Stop a worker, and report its end once its process is gone and its memory free."""
         await line.stop(grace)
@@ -346,12 +294,8 @@ class Pool:
         self._exited([worker], line.gone.result() if line.gone.done() else f"it did not stop within {grace:g} s")
 
     async def _close_partition(self, lane: LaneId, incarnation: int) -> None:
-        try:
-            await self._in_turn(self._backend.close, lane)
-        except Exception:
-            logger.exception("the partition of %s could not be taken down", lane)
+        await self._partitions.close(lane)
         self._lanes.pop(lane, None)
-        self._lending.close(lane)
         self._tell(PartitionClosed(lane, incarnation))
 
     def _left(self, lines: Sequence[WorkerConnection], reason: str) -> None:

@@ -19,10 +19,10 @@ from cotenant.control.supervisor import Supervisor
 from cotenant.control.supervisor_options import SupervisorOptions
 from cotenant.core.identity import LaneId
 from cotenant.errors import WorkerError
+from cotenant.live.batch_listener import BatchListener, Payload
 from cotenant.live.confinement import Confinement
 from cotenant.live.control_driver import ControlDriver, WorkerStatus
 from cotenant.live.lane_workers import LaneSetup
-from cotenant.live.pool import BatchListener, Payload
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena
 from cotenant.worker.wire import WorkerModel

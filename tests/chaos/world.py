@@ -35,11 +35,12 @@ from cotenant.errors import CotenantError, DeviceError, RequestError
 from cotenant.live import pool as pool_module
 from cotenant.live import process as process_module
 from cotenant.live import serving_observer as observer_module
+from cotenant.live.batch_listener import BatchListener
 from cotenant.live.control_driver import ControlDriver
 from cotenant.live.deployment import Deployment, ServableModel, without_model
 from cotenant.live.descriptors import DescriptorReserve
 from cotenant.live.driver import TOGETHER, Driver, Tensors
-from cotenant.live.pool import BatchListener, Pool
+from cotenant.live.pool import Pool
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.rollout_statistics import Past
 from cotenant.live.serving_observer import ServingObserver

@@ -22,7 +22,7 @@ from cotenant.core.profile import Point
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.core.units import WHOLE
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload
+from cotenant.live.batch_listener import Payload
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.profiling.grid import Candidate, Grid, grid_of, measure_profiles, nearest_share
 from cotenant.worker.arena import Arena

@@ -33,6 +33,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import DeviceError, FailedError, WorkerError
 from cotenant.live import control_driver, share_audit
 from cotenant.live import pool as pool_module
+from cotenant.live.batch_listener import BatchListener
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena
@@ -638,7 +639,7 @@ def test_partition_of_a_worker_that_was_killed_while_the_former_is_closed_is_not
     async def scenario() -> None:
         told: asyncio.Queue[SupervisorEvent] = asyncio.Queue()
         backend, arena, setup = SlowToClose(), Arena(1 << 20), LaneSetup(500, (sleeper(0.0),))
-        pool = pool_module.Pool(backend, arena, told.put_nowait, cast(pool_module.BatchListener, None))
+        pool = pool_module.Pool(backend, arena, told.put_nowait, cast(BatchListener, None))
         pool.spawn(LANE, 1, setup, fresh=True)
         assert isinstance(await asyncio.wait_for(told.get(), PATIENCE), WorkersExited)
         pool.spawn(LANE, 2, setup, fresh=True)
@@ -1013,7 +1014,7 @@ async def main():
         await pool.start(LaneId.parse("fake-0/1"), share=500, models=[sleeper(100.0)])
         pool.run(LaneId.parse("fake-0/0"), 1, "sleeper", [floats(1, 2)])
         print(*[status.pid for status in pool.status()], flush=True)
-        pool._driver.pool._backend = Cpu()
+        pool._driver.pool._partitions.backend = Cpu()
         await pool.start(LaneId.parse("cpu-0/0"), share=500, models=[stuck(Path(sys.argv[1]))])
 
 asyncio.run(main())

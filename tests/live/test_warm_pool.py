@@ -84,7 +84,7 @@ def test_warm_pool_worker_with_other_requirements_is_not_taken(tmp_path: Path) -
         async with pool_of(Cpu(), warm_workers=1) as (pool, _, _):
             await pool.start(LANE, share=500, models=[graphs.identity(tmp_path / "m.onnx", 2)])
             onnx = await spare(pool)
-            pool._driver.pool._backend = Fake()
+            pool._driver.pool._partitions.backend = Fake()
             await pool.start(LaneId.parse("cpu-0/1"), share=300, models=[sleeper(0.0)])
             assert pool.status()[1].pid != onnx
             assert onnx in [process.pid for process in warm_workers(pool)]

@@ -14,7 +14,7 @@ from cotenant.backends import Backend
 from cotenant.core.identity import LaneId
 from cotenant.core.tensor import Tensor, TensorSpec
 from cotenant.errors import RequestError
-from cotenant.live.pool import Payload
+from cotenant.live.batch_listener import Payload
 from cotenant.live.process import WorkerProcess
 from cotenant.live.supervised_pool import SupervisedPool
 from cotenant.worker.arena import Arena

@@ -33,10 +33,11 @@ from cotenant.core.plan import Device, Partition, Placement, Plan
 from cotenant.core.request import Request
 from cotenant.core.tensor import Tensor
 from cotenant.live.adaptation_driver import AdaptationDriver
+from cotenant.live.batch_listener import BatchListener, Payload
 from cotenant.live.control_driver import ControlDriver
 from cotenant.live.deployment import Deployment
 from cotenant.live.driver import Driver, Tensors
-from cotenant.live.pool import BatchListener, Payload, Pool
+from cotenant.live.pool import Pool
 from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState

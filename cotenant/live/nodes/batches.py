@@ -9,10 +9,10 @@ import msgspec
 
 from cotenant.core.tensor import DTYPES, ModelInfo, Tensor, TensorSpec, nbytes
 from cotenant.errors import FailedError, InvalidError, NodeError, RequestError
+from cotenant.live.batch_listener import Payload
 from cotenant.live.elements import check_elements, check_size
 from cotenant.live.limits import MAX_ERROR, MAX_RANK
 from cotenant.live.oip import check_request
-from cotenant.live.pool import Payload
 from cotenant.worker.arena import Block
 from cotenant.worker.wire import LARGE, TensorPart, WorkerModel, aligned
 

@@ -22,6 +22,7 @@ from cotenant.control.events import (
 )
 from cotenant.core.identity import LaneId
 from cotenant.errors import ModelError, NodeError, RequestError, WorkerError
+from cotenant.live.batch_listener import BatchListener, Payload
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_ERROR
@@ -29,7 +30,6 @@ from cotenant.live.nodes import messages
 from cotenant.live.nodes.batches import Body, ModelTensors, put_tensors, tensors_by_model
 from cotenant.live.nodes.link import Link
 from cotenant.live.nodes.node import Node
-from cotenant.live.pool import BatchListener, Payload
 from cotenant.worker.arena import Block
 from cotenant.worker.wire import Timing
 

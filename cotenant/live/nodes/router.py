@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from cotenant.control.events import SupervisorEvent, WorkerBusy
 from cotenant.core.identity import LaneId
 from cotenant.errors import WorkerError
+from cotenant.live.batch_listener import BatchListener, Payload
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.nodes.registry import Nodes
 from cotenant.live.nodes.remote_pool import RemotePool
-from cotenant.live.pool import BatchListener, Payload, Pool
+from cotenant.live.pool import Pool
 from cotenant.live.transport import AuditReading, WorkerTransport
 
 

@@ -15,6 +15,7 @@ from cotenant.control.events import PartitionClosed, SupervisorEvent, WorkerRead
 from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.units import WHOLE
 from cotenant.errors import CotenantError, NodeError, RequestError, WorkerError
+from cotenant.live.batch_listener import Payload
 from cotenant.live.confinement import Confinement
 from cotenant.live.lane_workers import LaneSetup
 from cotenant.live.limits import MAX_RANK
@@ -40,7 +41,7 @@ from cotenant.live.nodes.messages import (
     Spawn,
 )
 from cotenant.live.nodes.model_files import inner_path
-from cotenant.live.pool import Payload, Pool
+from cotenant.live.pool import Pool
 from cotenant.live.process import private_memory
 from cotenant.worker.arena import Arena, Block
 from cotenant.worker.wire import BatchResult, TensorPart, Timing, WorkerModel

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cotenant.core.tensor import TensorSpec
 from cotenant.errors import NodeError
+from cotenant.live.batch_listener import Payload
 from cotenant.live.nodes.batches import ModelTensors
-from cotenant.live.pool import Payload
 from cotenant.worker.wire import TensorPart, WorkerModel
 
 SPECS = (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("y", "INT64", (-1,)))
