@@ -1,9 +1,8 @@
-"""Serve one caller's connection: read frames of HTTP/2, start calls, and send what they answer as it is taken."""
+"""Serve one caller's connection: take its frames of HTTP/2, start calls, and send what they answer as it is taken."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections import OrderedDict
 from functools import partial
@@ -16,6 +15,7 @@ from cotenant.live.grpc.access import caller_of
 from cotenant.live.grpc.access_log import log_call
 from cotenant.live.grpc.call import STREAM_WINDOW, Call, Method
 from cotenant.live.grpc.drain import Drain
+from cotenant.live.grpc.frame_reader import FrameReader
 from cotenant.live.grpc.frames import ConnectionFault, ErrorCode, StreamFault
 from cotenant.live.grpc.greeting import GREETING, MAX_CALLS, WINDOW
 from cotenant.live.grpc.headers import (
@@ -31,37 +31,26 @@ from cotenant.live.grpc.headers import (
 from cotenant.live.grpc.misuse import Misuse
 from cotenant.live.grpc.shared import Shared
 from cotenant.live.grpc.status import CallError, Status
-from cotenant.live.grpc.writer import FrameWriter
 from cotenant.live.http.request_handler import TOO_MUCH
-from cotenant.live.oip import UNEXPECTED
 
-logger = logging.getLogger(__name__)
-
-_MAX_FRAMES = 256  # read in one turn of the event loop, which reads on for as long as a caller has more to send
 _MAX_BLOCK = 2 * MAX_HEADERS  # bytes of headers, compressed, in as many frames as it takes
 _MAX_ABANDONED = 1 << 10  # calls that ended before their callers knew, whose late frames are ignored
 _LAST = frames.END_HEADERS | frames.END_STREAM
-_STREAM_ID = 0x7FFFFFFF
 
 
-class Connection(asyncio.Protocol):
+class Connection(FrameReader):
     """Read what one caller sends, and write what its calls answer.
 
     calls: by stream, those that have not ended. window: bytes that the caller takes now, of all calls together.
     """
 
     def __init__(self, shared: Shared) -> None:
+        super().__init__()
         self.shared = shared
-        self.loop = asyncio.get_running_loop()
-        self.writer = FrameWriter(self.loop)
-        self.transport: asyncio.Transport | None = None
         self.calls: dict[int, Call] = {}
         self.window = frames.DEFAULT_WINDOW
         self._reader = HeaderReader()
-        self._rest = bytearray()  # of a frame that is not complete
-        self._needed = len(frames.PREFACE) + frames.HEAD_SIZE  # bytes, with which it is
-        self._greeted = self._preface_read = self._closing = False
-        self._postponed = False  # what was read goes on in the next turn
+        self._greeted = False
         self._last = 0  # the newest stream
         self._drain = Drain(self.writer, self.loop, self._refuse)
         self._initial_window = frames.DEFAULT_WINDOW
@@ -72,7 +61,6 @@ class Connection(asyncio.Protocol):
         self._block: bytearray | None = None  # of headers that go on in the next frame
         self._block_stream = self._block_flags = 0
         self._misuse = Misuse(shared.rapid_resets)
-        self._quiet = 0  # seconds without progress
 
     # The transport calls these.
 
@@ -109,75 +97,6 @@ class Connection(asyncio.Protocol):
             if not self._postponed:
                 self.transport.resume_reading()
             self._pump_blocked()
-
-    def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        self._quiet = 0
-        if self._rest or not self._preface_read:
-            self._rest += data
-            if self._postponed:
-                return
-            if len(self._rest) < self._needed and (self._preface_read or frames.PREFACE.startswith(self._rest[:24])):
-                return
-            data = bytes(self._rest)
-            self._rest = bytearray()
-        try:
-            self._read_frames(data)
-        except ConnectionFault as fault:
-            self._close(fault.code, str(fault))
-        except Exception:
-            logger.exception("a connection over gRPC ended in an error of the server")
-            self._close(ErrorCode.INTERNAL_ERROR, UNEXPECTED)
-
-    def _read_frames(self, data: bytes) -> None:
-        position, end = 0, len(data)
-        if not self._preface_read:
-            if not data.startswith(frames.PREFACE):
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this address speaks gRPC, which is over HTTP/2")
-            position = len(frames.PREFACE)
-            self._preface_read = True
-        unpack, left = frames.HEAD.unpack_from, _MAX_FRAMES
-        while end - position >= frames.HEAD_SIZE:
-            if not left:
-                self._postpone(data[position:])
-                return
-            left -= 1
-            head, flags, stream = unpack(data, position)
-            size, kind = head >> 8, head & 0xFF
-            if size > frames.MAX_FRAME:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"a frame of more than {frames.MAX_FRAME} bytes")
-            start = position + frames.HEAD_SIZE
-            if end - start < size:
-                break
-            position = start + size
-            try:
-                self._on_frame(kind, flags, stream & _STREAM_ID, data[start:position])
-            except StreamFault as fault:
-                self._reset(fault.stream, fault.code)
-            if self._closing:
-                return
-        self._rest += data[position:]
-        self._needed = frames.HEAD_SIZE
-        if end - position >= frames.HEAD_SIZE:
-            self._needed += unpack(data, position)[0] >> 8
-
-    def _postpone(self, data: bytes) -> None:
-        """Go on with these bytes in the next turn, and read no more until then: others wait."""
-        self._rest += data
-        self._postponed = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-            self.loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        self._postponed, transport = False, self.transport
-        if transport is None or transport.is_closing():
-            return
-        data, self._rest = bytes(self._rest), bytearray()
-        self.data_received(data)
-        if not self._postponed and not self.writer.blocked and not transport.is_closing():
-            transport.resume_reading()
 
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if self._block is not None and (kind != frames.CONTINUATION or stream != self._block_stream):
