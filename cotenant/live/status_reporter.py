@@ -58,6 +58,8 @@ class StatusReporter:
         self._rollouts = rollouts
         self._backend = backend
         self._adaptation = adaptation
+        self._durations: dict[str, DurationSummary] = {}
+        self._summarised = -1  # rollouts that had ended then
 
     def snapshot(self) -> Snapshot:
         """Return what the server is and does at this moment."""
@@ -152,11 +154,19 @@ class StatusReporter:
             rolling_out=status.rolling_out or 0,
             phase="" if status.phase is None else status.phase.value,
             last=tuple(_past(now - each.at, each) for each in past.last),
-            durations={
-                phase: DurationSummary.of(seconds) for phase, seconds in (past.phases | {"whole": past.whole}).items()
-            },
+            durations=self._rollout_durations(),
             late=past.late,
         )
+
+    def _rollout_durations(self) -> dict[str, DurationSummary]:
+        """Summarise the durations of rollouts, once for each that ends: an open page asks every second."""
+        past = self._rollouts.statistics
+        ended = sum(past.outcomes.values())
+        if ended != self._summarised:
+            phases = past.phases | {"whole": past.whole}
+            self._summarised = ended
+            self._durations = {phase: DurationSummary.of(seconds) for phase, seconds in phases.items()}
+        return self._durations
 
     def statistics(self, name: str = "") -> list[dict[str, Any]]:
         """Return Triton's `model_stats`, one entry a model; of all models where no name is given."""
