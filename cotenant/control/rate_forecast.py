@@ -14,11 +14,13 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from cotenant.control.rate_monitor import RateEstimate
 from cotenant.errors import ConfigError
 
 MIN_VALUES = 10  # values before Holt-Winters says anything, at least
+STEP_POINTS = 41  # of a window at which a rate may have risen at once, or begun to
 MIN_RATE = 1e-3  # requests/s, which no factor of a season can make 0
 # Holt-Winters knows no chance: what it says counts where it is so many times the estimated rate, and at most so many.
 MARGIN, LIMIT = 1.1, 2.0
@@ -68,7 +70,8 @@ def rate_forecast(options: ForecastOptions) -> RateForecast:
 class TrendForecast:
     """Continue a rate that rises beyond chance along the line through both halves of a window of recent seconds.
 
-    A rate that falls is not continued: plans for lower rates can wait.
+    A rate that falls is not continued: plans for lower rates can wait. Nor is one that has risen at once and stays: two
+    constant rates then explain the window better than a line does.
     """
 
     def __init__(self, options: TrendOptions | None = None) -> None:
@@ -102,9 +105,25 @@ class TrendForecast:
         (time, earlier), (next_time, later) = ends[middle - 1], ends[middle]
         first_half = earlier - before + (later - earlier) * (begin + half - time) / (next_time - time)
         rise = total - 2 * first_half
-        if rise > self._options.deviations * math.sqrt(total * dispersion):
+        if rise > self._options.deviations * math.sqrt(total * dispersion) and not self._is_step():
             self._slope = rise / half**2
             self._rate = (total - first_half) / half + self._slope * half / 2
+
+    def _is_step(self) -> bool:
+        """Tell whether two constant rates in the window are likelier than one that rises along a line from somewhere in
+        it on. Counts are Poisson, and both begin from the rate of before and have as many requests from then on."""
+        every = -(-len(self._ends) // STEP_POINTS)  # what it takes grows with their square
+        times, totals = (np.array(column) for column in zip(*list(self._ends)[::every], strict=True))
+        times, totals = times - times[0], totals - totals[0]
+        since, before = times[1:-1], totals[1:-1]
+        left, after = times[-1] - since, totals[-1] - before
+        first, second = np.maximum(before / since, MIN_RATE), np.maximum(after / left, MIN_RATE)
+        steps = before * np.log(first) + after * np.log(second)
+        slope = 2 * (second - first) / left
+        middles = (times[:-1] + times[1:]) / 2
+        rates = first[:, None] + slope[:, None] * np.maximum(middles - since[:, None], 0.0)
+        lines = np.log(np.maximum(rates, MIN_RATE)) @ np.diff(totals)
+        return bool(steps.max() > lines.max())
 
 
 class HoltWintersForecast:

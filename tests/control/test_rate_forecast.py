@@ -75,6 +75,28 @@ def test_trend_expects_nothing_before_its_window_is_full() -> None:
     assert all(values[intervals:])
 
 
+@pytest.mark.parametrize(("before", "after"), [(18.0, 37.0), (100.0, 200.0), (0.0, 50.0), (300.0, 400.0)])
+def test_trend_of_a_rate_that_rose_at_once_expects_no_further_rise(before: float, after: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        forecast = TrendForecast()
+        for seconds, rate in ((60.0, before), (60.0, after)):
+            for _ in range(round(seconds / PERIOD)):
+                forecast.observe(int(rng.poisson(rate * PERIOD)), PERIOD, LOW)
+                assert forecast.expected(4.0) < 1.1 * after
+
+
+@pytest.mark.parametrize(("before", "slope"), [(100.0, 5.0), (300.0, 3.0)])
+def test_trend_that_begins_within_the_window_is_continued(before: float, slope: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        forecast = TrendForecast()
+        rates = [before] * round(60.0 / PERIOD) + ramp(before, slope, 30.0)
+        for rate in rates:
+            forecast.observe(int(rng.poisson(rate * PERIOD)), PERIOD, LOW)
+        assert forecast.expected(4.0) == pytest.approx(rates[-1] + 4.0 * slope, rel=0.12)
+
+
 def test_trend_ends_with_the_rise() -> None:
     forecast = TrendForecast()
     assert expected(forecast, ramp(200.0, 2.0, 60.0))[-1]
