@@ -113,7 +113,7 @@ class TrendForecast:
         """Tell whether two constant rates in the window are likelier than one that rises along a line from somewhere in
         it on. Counts are Poisson, and both begin from the rate of before and have as many requests from then on."""
         every = -(-len(self._ends) // STEP_POINTS)  # what it takes grows with their square
-        times, totals = (np.array(column) for column in zip(*list(self._ends)[::every], strict=True))
+        times, totals = (np.array(column) for column in zip(*list(self._ends)[::-every][::-1], strict=True))
         times, totals = times - times[0], totals - totals[0]
         since, before = times[1:-1], totals[1:-1]
         left, after = times[-1] - since, totals[-1] - before
