@@ -1,14 +1,16 @@
 """Improve a fixed fleet by simulated annealing: empty a few partitions, and refill each with the mode of most value.
 
-A step takes less than a tenth of a millisecond, hundreds of times less than an integer program over a few devices:
-thousands of steps bring a fleet near to serving everything, and programs finish (fleet_search.py). Modes are the
-columns of the relaxation near their price, many more that are nearly as good (annealing_modes.py), and a few made for
-what comes short. A mode serves few models, so only these are looked at.
+A step takes about a tenth of a millisecond, hundreds of times less than an integer program over a few devices. Most
+steps empty partitions that have to do with each other: one that serves a model that is short, and others that share
+models with it (Shaw, CP 1998). Chosen anywhere, partitions of a larger fleet have no model in common, and get back what
+they had. Modes are the columns of the relaxation near their price, many more that are nearly as good
+(annealing_modes.py), and a few made for what comes short. A mode serves few models, so only these are looked at.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 
@@ -38,9 +40,11 @@ SECONDS_PER_REFILL = 8e-6  # and for each partition that is refilled
 SECONDS_PER_REFILL_AND_ENTRY = 1e-9  # and for each model of each mode of its slot
 SECONDS_PER_COPIED_DEVICE = 1e-7  # and for each device of a state that is kept as the best
 TEMPERATURE = 1e-4  # part of the demand's value by which a step may raise the shortfall, on average, at first
+OF_LEAST = 0.1  # part of the least shortfall by which it may at most: a fleet that is nearly served is not left again
 RECUT_PROBABILITY = 0.2  # of a step that empties whole devices, and cuts them anew, rather than a few partitions
 TWO_PROBABILITY = 0.1  # of two devices in such a step, rather than one
 MIN_EMPTIED, MORE_EMPTIED = 2, 2.0  # partitions in another step: at least, and so many more on average
+RELATED_PROBABILITY = 0.7  # of such a step whose partitions have models in common, from one that is short on
 MADE_PROBABILITY = 0.3  # of a step that may make modes for what comes short
 TUNE_PROBABILITY = 0.15  # of a step that changes the batches of one partition, for a model that is short
 NO_SHORTFALL = 1e-9  # part of the demand's value that counts as served
@@ -89,8 +93,10 @@ class FleetAnnealer:
         self, devices: Sequence[DeviceState], rng: np.random.Generator, budget: WorkBudget
     ) -> list[DeviceState]:
         """Return the devices with the least shortfall found."""
+        # Of the standard library: numpy's generator takes ten times as long for a single number.
+        own_rng = random.Random(int(rng.integers(1 << 62)))  # noqa: S311
         state = _Annealed(
-            self._choices, devices, self._patterns, self._fleet.memory_limits, self._filler, rng, self._demand
+            self._choices, devices, self._patterns, self._fleet.memory_limits, self._filler, own_rng, self._demand
         )
         shortfall = least = state.shortfall()
         best, work, taken = state.copy(), budget.left(), 0
@@ -103,13 +109,13 @@ class FleetAnnealer:
                 temperature = TEMPERATURE * left / work
             taken += 1
             state.begin()
-            if rng.random() < TUNE_PROBABILITY:
+            if own_rng.random() < TUNE_PROBABILITY:
                 state.tune()
             else:
                 state.refill(state.ruined())
             budget.spend(state.work)
             after = state.shortfall()
-            if after > shortfall + temperature * -math.log(rng.random() + TINY):
+            if after > shortfall + min(temperature, OF_LEAST * least) * -math.log(own_rng.random() + TINY):
                 state.undo()
                 continue
             shortfall = after
@@ -179,7 +185,7 @@ class _Annealed:
     """Hold the devices during annealing. work: seconds that the last step took.
 
     `_left`: value of each model's rate that is not served, below 0 where more is; `_short`: the same, at least 0, and a
-    model that is never short behind.
+    model that is never short behind; `_hosts`: for each model on how many partitions which devices serve it.
     """
 
     def __init__(
@@ -189,7 +195,7 @@ class _Annealed:
         patterns: Sequence[Sequence[tuple[int, ...]]],
         memory_limits: Sequence[int | None],
         filler: RoundFiller,
-        rng: np.random.Generator,
+        rng: random.Random,
         demand: Array,
     ) -> None:
         self._choices, self._filler, self._rng = choices, filler, rng
@@ -199,9 +205,10 @@ class _Annealed:
         self._modes = [[None if mode is None else choices.of(mode) for mode in device.modes] for device in devices]
         self._left: list[float] = (choices.prices * demand).tolist()
         self._short = np.append(choices.prices * demand, 0.0)
-        for own in self._modes:
+        self._hosts: list[dict[int, int]] = [{} for _ in demand]
+        for d, own in enumerate(self._modes):
             for choice in own:
-                self._change(choice, -1.0)
+                self._change(d, choice, -1)
         self.begin()
 
     def begin(self) -> None:
@@ -212,6 +219,10 @@ class _Annealed:
 
     def undo(self) -> None:
         for d, (pieces, modes) in self._before.items():
+            for choice in self._modes[d]:
+                self._host(d, choice, -1)
+            for choice in modes:
+                self._host(d, choice, 1)
             self._pieces[d], self._modes[d] = pieces, modes
         self._left, self._short = self._left_before, self._short_before
 
@@ -228,27 +239,48 @@ class _Annealed:
         emptied: list[tuple[int, int]] = []
         if rng.random() < RECUT_PROBABILITY:
             many = 2 if rng.random() < TWO_PROBABILITY else 1
-            for d in rng.permutation(len(self._modes))[:many].tolist():
+            for d in rng.sample(range(len(self._modes)), min(many, len(self._modes))):
                 if not self._patterns[d]:
                     continue
                 self._touch(d)
                 for choice in self._modes[d]:
-                    self._change(choice, 1.0)
-                self._pieces[d] = list(self._patterns[d][int(rng.integers(len(self._patterns[d])))])
+                    self._change(d, choice, 1)
+                self._pieces[d] = list(rng.choice(self._patterns[d]))
                 self._modes[d] = [None] * len(self._pieces[d])
                 emptied += [(d, p) for p in range(len(self._pieces[d]))]
         else:
-            for _ in range(MIN_EMPTIED + int(rng.exponential(MORE_EMPTIED))):
-                d = int(rng.integers(len(self._modes)))
-                if not self._pieces[d]:
+            related = rng.random() < RELATED_PROBABILITY
+            models = [self._any_short()] if related else []
+            for _ in range(MIN_EMPTIED + int(rng.expovariate(1 / MORE_EMPTIED))):
+                at = self._partition(rng.choice(models) if models else None)
+                if at is None or at in emptied:
                     continue
-                p = int(rng.integers(len(self._pieces[d])))
-                if (d, p) not in emptied:
-                    self._touch(d)
-                    self._change(self._modes[d][p], 1.0)
-                    self._modes[d][p] = None
-                    emptied.append((d, p))
-        return [emptied[n] for n in rng.permutation(len(emptied)).tolist()]
+                d, p = at
+                self._touch(d)
+                choice = self._modes[d][p]
+                self._change(d, choice, 1)
+                self._modes[d][p] = None
+                emptied.append((d, p))
+                if related and choice is not None:
+                    models += choice.mode.models
+        rng.shuffle(emptied)
+        return emptied
+
+    def _any_short(self) -> int:
+        """Return a model at random of those that are short."""
+        return int(self._rng.choice(np.flatnonzero(self._short).tolist()))
+
+    def _partition(self, i: int | None = None) -> tuple[int, int] | None:
+        """Return a device and one of its partitions at random, of those that serve a model where there are any; None
+        where the device has none."""
+        rng = self._rng
+        hosts = self._hosts[i] if i is not None else None
+        if not hosts:
+            d = int(rng.random() * len(self._modes))
+            return (d, int(rng.random() * len(self._pieces[d]))) if self._pieces[d] else None
+        d = rng.choice(list(hosts))
+        own = [p for p, choice in enumerate(self._modes[d]) if choice is not None and i in choice.mode.models]
+        return d, rng.choice(own)
 
     def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
         """Place on each partition the mode that serves most of what is short."""
@@ -260,7 +292,7 @@ class _Annealed:
             if table is None:
                 continue
             reduced, gains = table.reduced, table.gains
-            np.take(self._short, table.models, out=reduced, mode="clip")
+            self._short.take(table.models, out=reduced, mode="clip")
             np.minimum(reduced, table.values, out=reduced)
             np.add.reduce(reduced, axis=0, out=gains)
             self.work += SECONDS_PER_REFILL + SECONDS_PER_REFILL_AND_ENTRY * reduced.size
@@ -278,40 +310,51 @@ class _Annealed:
                     chosen, gain = (other, own) if own > gain else (chosen, gain)
             if gain > TINY:
                 self._modes[d][p] = chosen
-                self._change(chosen, -1.0)
+                self._change(d, chosen, -1)
 
     def tune(self) -> None:
         """Make a mode anew for the models of some partition and one that is short: with batches as small as what others
         leave to it allows, it may have room."""
-        d = int(self._rng.integers(len(self._modes)))
-        if not self._pieces[d]:
+        i = self._any_short()
+        at = self._partition()
+        if at is None:
             return
-        p = int(self._rng.integers(len(self._pieces[d])))
+        d, p = at
         old = self._modes[d][p]
-        short = np.flatnonzero(self._short)
-        i = int(short[int(self._rng.integers(len(short)))])
         self._touch(d)
-        self._change(old, 1.0)
+        self._change(d, old, 1)
         self._modes[d][p] = None
         self.work += SECONDS_PER_MADE_MODE
         models = () if old is None else old.mode.models
         first = [*models, *(() if i in models else (i,))]
         made = self._filler.fill(
-            self._pieces[d][p], self._short[:-1] / self._choices.prices, self._memory_left(d), first
+            self._pieces[d][p], self._short[:-1] / self._choices.prices, self._memory_left(d), first, in_part=True
         )
         chosen = old if made is None else self._choices.of(made)
         self._modes[d][p] = chosen
-        self._change(chosen, -1.0)
+        self._change(d, chosen, -1)
 
     def _touch(self, d: int) -> None:
         if d not in self._before:
             self._before[d] = self._pieces[d], self._modes[d]
             self._modes[d] = list(self._modes[d])
 
-    def _change(self, choice: _Choice | None, sign: float) -> None:
+    def _change(self, d: int, choice: _Choice | None, sign: int) -> None:
+        """Take a choice from a device (1) or place it there (-1)."""
         for i, value in choice.served if choice is not None else ():
             left = self._left[i] = self._left[i] + sign * value
             self._short[i] = max(left, 0.0)
+        self._host(d, choice, -sign)
+
+    def _host(self, d: int, choice: _Choice | None, sign: int) -> None:
+        """Count a device among those that serve the models of a choice once more (1) or less (-1)."""
+        for i, _ in choice.served if choice is not None else ():
+            hosts = self._hosts[i]
+            many = hosts.get(d, 0) + sign
+            if many:
+                hosts[d] = many
+            else:
+                del hosts[d]
 
     def _memory_left(self, d: int) -> float:
         """Return the bytes of a device that its workers leave to others; inf where memory cannot limit."""

@@ -3,12 +3,13 @@
 The cost of a plan changes only where a whole device is spared, so a search that compares costs stands still between.
 As in bin packing, the fleet is therefore fixed below the cost of the best plan, and what it leaves unserved, at the
 prices of the relaxation, is reduced until nothing is. Fleets are chosen by bisection over the multiple of the
-demand that their relaxation serves, between the largest that failed and the least that sufficed.
+demand that their relaxation serves, between the largest that failed and the least that sufficed. What work is left then
+goes into the one that leaves least unserved.
 
-A fixed fleet is improved by simulated annealing (annealing.py), then by large neighbourhood search: a few devices are
-taken away and cover what the others leave unserved anew, by an integer program (Shaw, CP 1998). At the prices of the
-relaxation no device serves more than its value, so a mode that wastes more than all of these devices waste cannot
-improve them, and the programs stay small.
+A fixed fleet is improved by simulated annealing (annealing.py); where the largest multiple of the rates is wanted, by
+large neighbourhood search: a few devices are taken away and cover what the others leave unserved anew, by an integer
+program (Shaw, CP 1998). At the prices of the relaxation no device serves more than its value, so a mode that wastes
+more than all of these devices waste cannot improve them, and the programs stay small.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ MAX_COLUMNS = 150  # in one integer program
 MAX_NODES = 50
 MAX_CHECKS = 25.0  # interrupt checks of the solver
 NO_WASTE = 1e-9  # part of a fleet's value unserved that counts as none
-FLEET_SHARE = 0.5  # of the time left that one fleet may take
+FLEET_SHARE = 0.3  # of the time left that one fleet may take
 NEXT_SLACK = (
     0.7  # where between the most slack that failed and the least that sufficed: success is quicker than failure
 )
-ANNEALED_SHARE = 0.9  # of a fleet's time, for simulated annealing before integer programs
-FILLED_SHARE = 0.3  # of that, which making a start anew may take
-TRIED_SHARE = 0.2  # of what is left then, for each of two starts, the better of which takes the rest
+UNSERVED_SHARE = 0.5  # of the time left then, where all devices leave something unserved
+FILLED_SHARE = 0.3  # of a fleet's time, which making a start anew may take
+TRIES = 4  # at a fleet, from these two starts in turn: how long one takes varies more than tenfold
+HOPELESS = 6e-3  # part of the demand's value that the first two leave unserved, above which a fleet is given up
 MAX_FIRST_PATTERNS = 12  # of a kind, with which a start is made
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
 SHORT_PROBABILITY = 0.5  # of starting from a device with a model that comes short, rather than one that wastes
@@ -119,34 +121,42 @@ class FleetSearch:
         """
         best = list(devices)
         if self._missing(self.served(best)).any():
-            improved = self._started(best, [0 if count == math.inf else round(count) for count in self.fleet.counts])
-            best = min([best, [device for device in improved if device.modes]], key=self.rank)
-        if not best or least <= 0:
+            best = self._completed(best, math.inf)
+        if self._missing(self.served(best)).any():
+            found = self._started(best, [0 if count == math.inf else round(count) for count in self.fleet.counts])
+            if self._missing(self.served(found)).any():
+                found = self._annealed(found, self.budget.part(UNSERVED_SHARE))
+            best = min([best, [device for device in found if device.modes]], key=self.rank)
+        if not best or least <= 0 or self._missing(self.served(best)).any():
             return best
         failed, enough = 0.0, self._cost(best) / least - 1
         tried: set[tuple[int, ...]] = set()
         nearest: list[PlacedDevice] | None = None  # of the fleets that still leave something unserved
-        while enough - failed > MIN_SLACK and self.budget.left() and self._cost(best) > least * (1 + 1e-9):
-            slack = failed + NEXT_SLACK * (enough - failed)
-            counts = fleet_for(1 + slack)
-            if counts is None or self._cost_of(counts) >= self._cost(best) * (1 - 1e-9):
-                enough = slack
-                continue
-            if tuple(counts) in tried:
-                failed = slack
-                continue
-            tried.add(tuple(counts))
-            found = self._started(best, counts)
-            best = min([best, self._completed(found)], key=self.rank)
-            if self._cost(best) <= self._cost_of(counts) * (1 + 1e-9):
-                enough = slack
+        while self.budget.left() and self._cost(best) > least * (1 + 1e-9):
+            if enough - failed > MIN_SLACK:
+                slack = failed + NEXT_SLACK * (enough - failed)
+                counts = fleet_for(1 + slack)
+                if counts is None or self._cost_of(counts) >= self._cost(best) * (1 - 1e-9):
+                    enough = slack
+                    continue
+                if tuple(counts) in tried:
+                    failed = slack
+                    continue
+                tried.add(tuple(counts))
+                found = self._started(best, counts)
+                best = min([best, self._completed(found, self._cost(best))], key=self.rank)
+                if self._cost(best) <= self._cost_of(counts) * (1 + 1e-9):
+                    enough = slack
+                else:
+                    failed = slack
+                    nearest = min([found, *([] if nearest is None else [nearest])], key=self._shortfall_of)
+            elif nearest is not None and self._cost(nearest) < self._cost(best) * (1 - 1e-9):
+                found = self._annealed(nearest, self.budget)
+                best = min([best, self._completed(found, self._cost(best))], key=self.rank)
+                # Where that sufficed, cheaper ones have not been tried for long.
+                nearest, failed, enough = None, 0.0, self._cost(best) / least - 1
             else:
-                failed = slack
-                nearest = min([found, *([] if nearest is None else [nearest])], key=self._shortfall_of)
-        if nearest is not None and self._cost(nearest) < self._cost(best) * (1 - 1e-9):
-            start = [self._state_of(device) for device in nearest]
-            nearest = _placed(self._annealer.improved(start, self._rng, self.budget.part(ANNEALED_SHARE)))
-            best = min([best, self._completed(self.improve(nearest, self.budget))], key=self.rank)
+                break
         return best
 
     def rank(self, devices: Iterable[PlacedDevice]) -> tuple[float, float]:
@@ -182,19 +192,22 @@ class FleetSearch:
     def _started(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
         """Return this fleet after a part of the search, from the better of these devices and of others made anew."""
         budget = self.budget.part(FLEET_SHARE)
-        annealed = budget.part(ANNEALED_SHARE)
-        starts = [
-            self._annealer.filled(counts, annealed.part(FILLED_SHARE)),
-            [self._state_of(device) for device in self.resized(devices, counts)],
-        ]
-        tried = []
-        for start in starts:
-            tried.append(self._annealer.improved(start, self._rng, annealed.part(TRIED_SHARE)))
-            if not self._missing(self.served(_placed(tried[-1]))).any():
-                return _placed(tried[-1])
-        nearest = min(tried, key=lambda each: self._shortfall_of(_placed(each)))
-        found = _placed(self._annealer.improved(nearest, self._rng, annealed))
-        return self.improve(found, budget)
+        tried: list[list[PlacedDevice]] = []
+        starts = [self.resized(devices, counts)]  # which often suffice: they serve everything, with a little more
+        for n in range(TRIES):
+            if n == 1:
+                starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))))
+            tried.append(self._annealed(starts[n % 2], budget.part(1 / (TRIES - n))))
+            if not self._missing(self.served(tried[-1])).any():
+                return tried[-1]
+            nearest = min(tried, key=self._shortfall_of)
+            if n == 1 and self._shortfall_of(nearest) > HOPELESS * float(self.prices @ self.demand):
+                break
+        return nearest
+
+    def _annealed(self, devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
+        start = [self._state_of(device) for device in devices]
+        return _placed(self._annealer.improved(start, self._rng, budget))
 
     @cached_property
     def _annealer(self) -> FleetAnnealer:
@@ -212,11 +225,12 @@ class FleetSearch:
         pieces = with_free_pieces(device.modes, pieces_by_kind(self.fleet)[device.kind])
         return DeviceState(device.kind, device.id, [s for s, _ in pieces], [mode for _, mode in pieces])
 
-    def _completed(self, devices: Sequence[PlacedDevice]) -> list[PlacedDevice]:
-        """Return the devices with further ones for what they leave unserved."""
+    def _completed(self, devices: Sequence[PlacedDevice], below: float) -> list[PlacedDevice]:
+        """Return the devices with further ones for what they leave unserved, unless these cannot cost less than so
+        much."""
         found = [device for device in devices if device.modes]
         missing = self._missing(self.served(found))
-        if not missing.any():
+        if not missing.any() or self._cost(found) + min(self.fleet.prices) >= below:
             return found
         used = self._counted(found)
         rest = msgspec.structs.replace(

@@ -38,7 +38,8 @@ MAX_ASSEMBLIES = 4
 BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
 NEAREST_SHARE = 0.8  # of the work left then, for that over the columns of both dives that are nearest to their price
 MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than these two programs
-ANNEALED_SHARES = 0.1, 0.3  # which they get there instead
+MIN_ANNEALED_MODELS = 25  # from which on there annealing has their work, where dives serve everything
+ANNEALED_SHARES = 0.1, 0.3  # which they get there otherwise
 ONE_MODEL_SHARE = 0.8  # of the work left, for the integer program of one model a partition
 ANNEALED_ONE_MODEL_SHARE = 0.1  # the same where fleets are annealed
 SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
@@ -115,16 +116,20 @@ def _covers(
         other = Diver(fleet, catalog, singles, context.planning_slots, budget)
         covers.append(other.cover(demand, bundles=False).cover)
         found = other.pool.columns
-    annealed = context.estimated_devices() <= MAX_ANNEALED_DEVICES
-    bundled_share, nearest_share = ANNEALED_SHARES if annealed else (BUNDLED_SHARE, NEAREST_SHARE)
-    one_model_share = ANNEALED_ONE_MODEL_SHARE if annealed else ONE_MODEL_SHARE
-    if (bundled := diver.solve_bundled(dive, demand, bundled_share)) is not None:
-        covers.append(bundled)
-    diver.pool.extend(found)
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
-    starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, nearest_share), demand))
-    # One model on each partition: a small program, whose plans are often hard to beat.
-    starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, one_model_share), demand))
+    annealed = context.estimated_devices() <= MAX_ANNEALED_DEVICES
+    # Of many models annealing finds cheaper fleets in the work of programs, which only serve what dives do not.
+    left_out = annealed and len(demand) >= MIN_ANNEALED_MODELS
+    if not left_out or all(search.rank(start)[0] > 0 for start in starts):
+        bundled_share, nearest_share = ANNEALED_SHARES if annealed else (BUNDLED_SHARE, NEAREST_SHARE)
+        one_model_share = ANNEALED_ONE_MODEL_SHARE if annealed else ONE_MODEL_SHARE
+        if (bundled := diver.solve_bundled(dive, demand, bundled_share)) is not None:
+            covers.append(bundled)
+            starts.append(_assembled(context, diver, bundled, demand))
+        diver.pool.extend(found)
+        starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, nearest_share), demand))
+        # One model on each partition: a small program, whose plans are often hard to beat.
+        starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, one_model_share), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 

@@ -20,7 +20,7 @@ from cotenant.planners.geometry.modes import Mode, ModeCatalog
 
 Array = NDArray[np.float64]
 
-PARTS = (1.0, 0.5, 0.25, 0.125)  # of the first model's demand to try in turn: one partition may not carry all of it
+PARTS = (1.0, 0.5, 0.25, 0.125)  # of a model's demand to try in turn, where one partition may not carry all of it
 ALIKE_PROBABILITY = 0.5  # of adding models in order of how close their targets are to that of the first
 
 
@@ -35,24 +35,26 @@ class RoundFiller:
         self._curves: dict[tuple[int, int], tuple[list[int], list[float], list[float]]] = {}
         self._made: dict[tuple[int, tuple[tuple[int, int], ...]], Mode] = {}
 
-    def fill(self, s: int, demand: Array, memory: float, first: Sequence[int] = ()) -> Mode | None:
+    def fill(
+        self, s: int, demand: Array, memory: float, first: Sequence[int] = (), *, in_part: bool = False
+    ) -> Mode | None:
         """Return a mode of a slot for this demand, in requests/s of each model, within its memory and so many bytes of
         the device; None where the first model of the order cannot be served there.
 
         Models are added one after the other, each with its whole demand, as long as every target holds. Batches are the
-        smallest that keep up.
+        smallest that keep up. first: models that are added before the others; in_part: with a part of their demand
+        where the whole does not fit.
         """
         memory = min(memory, float(self._catalog.slots[s].memory))
         order = [*(i for i in first if demand[i] > 0), *self._order(demand, first)]
         chosen: dict[int, int] = {}
         demands = demand.tolist()
         for i in order:
-            for part in PARTS if not chosen else (1.0,):
-                wanted = demands[i] * part
-                grown = self._grown(s, chosen | {i: 0}, demands if part == 1.0 else {i: wanted})
+            for part in PARTS if not chosen or (in_part and i in first) else (1.0,):
+                demands[i] = part * float(demand[i])
+                grown = self._grown(s, chosen | {i: 0}, demands)
                 if grown is not None and self._memory(s, grown) <= memory:
                     chosen = grown
-                    demands[i] = wanted
                     break
         if not chosen:
             return None
@@ -69,9 +71,7 @@ class RoundFiller:
             order = order[np.argsort(distance, kind="stable")]
         return [int(i) for i in order]
 
-    def _grown(
-        self, s: int, chosen: dict[int, int], demands: Sequence[float] | dict[int, float]
-    ) -> dict[int, int] | None:
+    def _grown(self, s: int, chosen: dict[int, int], demands: Sequence[float]) -> dict[int, int] | None:
         """Return the least options that keep up, from `chosen` on; None where some target does not hold.
 
         This is `smallest_batches`, begun where a smaller set of models ended: more models only need larger batches.

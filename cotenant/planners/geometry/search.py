@@ -36,7 +36,7 @@ MIN_SECONDS = 0.01
 LOCAL_SEARCH_SHARE = 0.8  # of the work left, for ruin and recreate on devices of one kind
 LOCAL_SEARCH_SHARE_OF_MIXED = 0.4  # the same on several kinds, of which integer programs find cheaper fleets
 PROGRAMS_SHARE = 0.7  # of the work left, for integer programs before devices are spared
-FLEET_SEARCH_SHARE = 0.7  # of the work left, for sparing devices
+FLEET_SEARCH_SHARE = 0.7  # of the work left, for sparing devices, where something follows that
 
 # Names of the sources of plans.
 CURRENT = "geometry, current plan"
@@ -253,7 +253,9 @@ def _candidates(
         done = done and (first or one_kind)
         if done or (small and (first or context.maximize_scale or sum(context.counts) <= 1)):
             continue
-        programs, fleet_search = budget.part(PROGRAMS_SHARE), budget.part(FLEET_SEARCH_SHARE)
+        programs = budget.part(PROGRAMS_SHARE)
+        ends = not (context.maximize_scale or context.current_devices or problem.interference.interferes)
+        fleet_search = budget.part(1.0 if ends else FLEET_SEARCH_SHARE)
         # A small fleet that serves everything has mostly been found by now: some work is left for equal parts of it.
         for_all = programs.part(0.7) if small else programs
         yield from _integer_programs(context, catalog, programs, for_all, fleet_search, first=first)

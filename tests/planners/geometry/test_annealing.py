@@ -91,6 +91,37 @@ def test_annealing_serves_more_with_the_same_devices_and_the_same_in_every_run()
     assert improved[0] == improved[1]
 
 
+def test_partitions_that_are_emptied_together_have_models_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two devices serve a model that is short: steps that empty related partitions never touch the others."""
+    monkeypatch.setattr(annealing, "RELATED_PROBABILITY", 1.0)
+    for other in ("RECUT_PROBABILITY", "TUNE_PROBABILITY", "MADE_PROBABILITY"):
+        monkeypatch.setattr(annealing, other, 0.0)
+    monkeypatch.setattr(annealing, "MORE_EMPTIED", 1e-9)
+    emptied: list[list[tuple[int, int]]] = []
+    ruined = annealing._Annealed.ruined
+
+    def watched(state: annealing._Annealed) -> list[tuple[int, int]]:
+        emptied.append(ruined(state))
+        return emptied[-1]
+
+    monkeypatch.setattr(annealing._Annealed, "ruined", watched)
+    context = PlanningContext(ASKED)
+    s = max(context.usable_slots, key=lambda s: context.slots[s].share)
+    kind = context.slots[s].kind
+    singles = {mode.models[0]: mode for mode in context.singles if mode.slot == s}
+    demand = np.full(len(context.rates), 1e-9)
+    demand[0], demand[1] = 1.5 * singles[0].rates[0], 2.5 * singles[1].rates[0]
+    pattern = CuttingPattern(kind, ((s, 1),))
+    counts = [6.0 * (k == kind) for k in range(len(context.counts))]
+    fleet = Fleet(context.slots, [pattern], counts, context.prices, context.memory_limits, np.ones(len(demand)))
+    modes, filler = [singles[i] for i in range(4)], RoundFiller(context.catalog)
+    annealer = FleetAnnealer(fleet, modes, [], demand, 1 / demand, pieces_by_kind(fleet), filler)
+    start = [DeviceState(kind, None, [s], [singles[i]]) for i in (0, 0, 1, 1, 2, 3)]
+    annealer.improved(start, np.random.default_rng(1), WorkBudget(msgspec.structs.replace(ASKED, time_limit=0.02)))
+    assert len(emptied) > 20
+    assert {d for step in emptied for d, _ in step} == {2, 3}
+
+
 def test_annealing_keeps_devices_within_their_memory() -> None:
     asked = msgspec.structs.replace(problem(Recipe(seed=25, models=6, devices=4, kinds=1, geometry="none", memory=8)))
     asked = msgspec.structs.replace(asked, time_limit=0.2)

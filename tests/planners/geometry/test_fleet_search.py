@@ -109,6 +109,14 @@ def test_search_spares_devices_of_a_wasteful_plan_and_still_serves_everything() 
     assert search.rank(found)[1] < 0.9 * search.rank(start)[1]
 
 
+def test_search_serves_what_the_devices_that_it_begins_with_leave_unserved() -> None:
+    search = search_of(problem(MIXED))
+    start = one_mode_each(search)[1:]
+    assert search.rank(start)[0] > 0
+    found = search.cheaper(start, lambda _: None, least=1.0)
+    assert search.rank(found)[0] == 0
+
+
 def test_plan_that_serves_everything_outranks_a_cheaper_one_that_leaves_little_unserved() -> None:
     """A last hundredth of a percent may cost less, at any penalty, than the device that serves it."""
     search = search_of(problem(MIXED))

@@ -47,6 +47,17 @@ def test_fill_begins_with_the_models_that_are_given_first() -> None:
         assert set(mode.models) == set(first)
 
 
+def test_fill_adds_a_part_of_the_demand_of_a_model_that_is_given_first_only_where_told_to() -> None:
+    """The first takes rounds of 20 ms at most: of the second's demand half fits beside it, and all does not."""
+    filler, demand = RoundFiller(catalog([0.04, 0.04])), np.array([200.0, 600.0])
+    alone, beside = (filler.fill(1, demand, math.inf, (0, 1), in_part=in_part) for in_part in (False, True))
+    assert alone is not None
+    assert beside is not None
+    assert (alone.models, beside.models) == ((0,), (0, 1))
+    assert beside.rates[0] >= 200.0 * (1 - 1e-9)
+    assert 600.0 / 8 <= beside.rates[1] < 600.0
+
+
 def test_fill_of_what_nobody_needs_or_no_target_allows_is_none() -> None:
     assert RoundFiller(catalog([0.1])).fill(1, np.zeros(1), math.inf) is None
     assert RoundFiller(catalog([0.1, 0.011])).fill(0, np.array([0.0, 1.0]), math.inf) is None
