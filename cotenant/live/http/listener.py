@@ -49,7 +49,8 @@ def log_failed(protocol: asyncio.BufferedProtocol, host: str, error: OSError) ->
 
 class Listener:
     """Own the listening sockets. connect: returns the protocol of one more connection. tls: None to serve in the clear.
-    failed: hears of a connection that did not come about: its protocol, the host that it came from, and the error.
+    handshake: seconds in which TLS has to be set up; None for those of asyncio, a minute. failed: hears of a connection
+    that did not come about: its protocol, the host that it came from, and the error.
 
     The event loop's own server would accept one connection in each of its rounds, as libuv does. Where rounds take
     milliseconds, callers then wait for seconds until they are accepted, or the system drops their connections.
@@ -60,9 +61,12 @@ class Listener:
         connect: Callable[[], asyncio.BufferedProtocol],
         tls: ssl.SSLContext | None,
         failed: Failed = log_failed,
+        *,
+        handshake: float | None = None,
     ) -> None:
         self._connect = connect
         self._tls = tls
+        self._handshake = handshake
         self._failed = failed
         self._sockets: list[socket.socket] = []
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -118,7 +122,9 @@ class Listener:
     async def _open(self, accepted: socket.socket, host: str) -> None:
         loop, protocol = asyncio.get_running_loop(), self._connect()
         try:
-            await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
+            await loop.connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=self._handshake
+            )
         except OSError as error:  # the caller left, or its handshake failed
             accepted.close()
             self._failed(protocol, host, error)

@@ -11,7 +11,7 @@ from typing import cast
 from cotenant.errors import ConfigError
 from cotenant.live.http.listener import Listener
 from cotenant.live.nodes.link import SILENCE, Link
-from cotenant.live.nodes.session import BusyError, NodeOffer, Session
+from cotenant.live.nodes.session import HANDSHAKE, BusyError, NodeOffer, Session
 from cotenant.live.nodes.tls_failures import TlsFailures
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Agent:
 
     async def _listen(self, host: str, port: int) -> int:
         if self._tls is not None:  # of a handshake that failed the loop's own server would not tell
-            self._server = listener = Listener(self._connect, self._tls, self._tls_failed)
+            self._server = listener = Listener(self._connect, self._tls, self._tls_failed, handshake=HANDSHAKE)
             return await listener.open(host, port)
         self._server = server = await asyncio.get_running_loop().create_server(self._connect, host, port)
         return int(server.sockets[0].getsockname()[1])

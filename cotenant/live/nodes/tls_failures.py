@@ -16,6 +16,7 @@ MAX_REASONS = 64  # that are logged in that time: whoever reaches the address ca
 LEFT = (
     "it left before TLS was set up: it checked the port, or it does not accept this node's certificate, as its log says"
 )
+SILENT = "it did not set up TLS in time: it is stuck, or it is no front end"
 _CLEAR = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
 
 
@@ -34,7 +35,8 @@ class TlsFailures:
         if (host, reason) in self._logged or len(self._logged) >= MAX_REASONS:
             return
         self._logged[host, reason] = now
-        logger.log(logging.INFO if reason == LEFT else logging.WARNING, "TLS with %s failed: %s", host, reason)
+        level = logging.INFO if reason in (LEFT, SILENT) else logging.WARNING
+        logger.log(level, "TLS with %s failed: %s", host, reason)
 
 
 def failure_reason(error: OSError) -> str:
@@ -44,6 +46,8 @@ def failure_reason(error: OSError) -> str:
             "its certificate is not valid, or not one that this node's cluster.authority has signed: "
             f"{error.verify_message}; give both ends certificates of one authority"
         )
+    if isinstance(error, ConnectionAbortedError) and error.errno is None:  # so event loops report a time-out
+        return SILENT
     if not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError):
         return LEFT
     reason = error.reason or str(error)

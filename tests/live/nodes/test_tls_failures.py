@@ -122,6 +122,27 @@ def test_alert_of_a_peer_that_does_not_accept_the_certificate_is_told(
     ]
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_peer_that_sets_up_no_tls_is_cut_off_when_the_handshake_has_to_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, run: Callable[[Any], None]
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    monkeypatch.setattr("cotenant.live.nodes.agent.HANDSHAKE", 0.1)
+
+    async def scenario() -> None:
+        async with agent_of(Fake(), tmp_path, tls=no_tls_12()) as agent, asyncio.timeout(PATIENCE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
+            assert await reader.read() == b""
+            writer.close()
+            while agent.agent._sessions:
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+    assert logged(caplog) == [
+        "TLS with 127.0.0.1 failed: it did not set up TLS in time: it is stuck, or it is no front end"
+    ]
+
+
 def failure(reason: str) -> ssl.SSLError:
     error = ssl.SSLError(1, "it failed")
     error.reason = reason
