@@ -101,7 +101,7 @@ def test_page_follows_the_server_without_a_reload(browser: Browser, server: Page
         "since the start · 3 late requests while a rollout was under way"
     )
     server.change(lambda source: source.work(0, "resnet", 2.0, slowdown=1.5))
-    browser.until("document.getElementById('partitions').innerText.includes('1.50 × planned 1.20 ×')")
+    browser.until("document.getElementById('partitions').innerText.includes('1.50 × predicted 1.20 ×')")
     browser.until("document.querySelectorAll('.uplot canvas').length >= 3")
     browser.until(f"{MODEL}.querySelector('.plot').getAttribute('aria-label').includes('all: now')")
     assert browser.run("return window.stays") is True

@@ -176,7 +176,7 @@ function showPartition(view) {
   setText(row.used.value, view.used === null ? NONE : percent(view.used));
   setData(row.used.item, "level", view.over_share ? "bad" : "");
   setText(row.slowdown.value, view.slowdown === null ? NONE : `${view.slowdown.toFixed(2)} ×`);
-  setText(row.slowdown.note, view.predicted_slowdown === null ? "" : ` planned ${view.predicted_slowdown.toFixed(2)} ×`);
+  setText(row.slowdown.note, view.predicted_slowdown === null ? "" : ` predicted ${view.predicted_slowdown.toFixed(2)} ×`);
   setText(row.queue.value, String(view.queue));
   setText(row.restarts.value, String(view.restarts));
   setText(row.standby.value, view.standby || NONE);
