@@ -26,7 +26,8 @@ class Past(NamedTuple):
 class RolloutStatistics:
     """outcomes: rollouts by how they ended. phases: durations of those phases that were gone through, in seconds;
     whole: of whole rollouts, those that began. late: requests that missed their target while any rollout was under way,
-    each once, because of it or not. last: the rollouts that ended last, the latest first."""
+    each once, because of it or not, as of the last request or end of a rollout. last: the rollouts that ended last, the
+    latest first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,7 +63,10 @@ class RolloutStatistics:
             self.whole.extend([ended.durations.total])
         return past
 
+    def late_until(self, late: int) -> int:
+        """Return the requests that missed their target while any rollout was under way, those of the present ones
+        included. late: requests that have missed their target so far."""
+        return self.late + (late - self._late_seen if self._late_before else 0)
+
     def _count_late(self, late: int) -> None:
-        if self._late_before:
-            self.late += late - self._late_seen
-        self._late_seen = late
+        self.late, self._late_seen = self.late_until(late), late

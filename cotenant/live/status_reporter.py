@@ -155,7 +155,7 @@ class StatusReporter:
             phase="" if status.phase is None else status.phase.value,
             last=tuple(_past(now - each.at, each) for each in past.last),
             durations=self._rollout_durations(),
-            late=past.late,
+            late=past.late_until(self._observer.late),
         )
 
     def _rollout_durations(self) -> dict[str, DurationSummary]:

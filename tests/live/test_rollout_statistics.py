@@ -43,8 +43,9 @@ def test_request_that_is_late_during_two_rollouts_counts_once_among_all() -> Non
     statistics.ended(ended(2, RolloutOutcome.COMPLETED, RolloutDurations()), late=13)
     assert [past.late for past in statistics.last] == [4, 5]
     assert statistics.late == 6
+    assert statistics.late_until(20) == 6
     statistics.requested(3, late=20)  # seven missed their target while no rollout was under way
-    assert statistics.late == 6
+    assert statistics.late == 6 and statistics.late_until(23) == 9
     statistics.ended(ended(3, RolloutOutcome.ABORTED, RolloutDurations()), late=21)
     assert statistics.late == 7
 

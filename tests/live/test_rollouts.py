@@ -137,6 +137,18 @@ def test_worker_that_does_not_start_rolls_the_revision_back(tmp_path: Path) -> N
     run(main())
 
 
+def test_status_counts_late_requests_of_a_rollout_that_is_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asked(tmp_path) as asking:
+            server = asking.server
+            reporter, late = server._reporter, (await server.status()).rollout.late
+            reporter._rollouts.statistics.requested(7, reporter._observer.late)
+            reporter._observer.rejected_unread("identity", [0.1, 0.2], "queue")
+            assert (await server.status()).rollout.late == late + 2
+
+    run(main())
+
+
 def test_switch_is_over_before_old_workers_are_stopped(tmp_path: Path) -> None:
     async def main() -> None:
         async with asked(tmp_path) as asking:
