@@ -60,6 +60,7 @@ class WrittenSource:
         self.file_errors: tuple[str, ...] = ()
         self.revision, self.reason = 1, "first plan"
         self.rollouts: list[PastRollout] = []
+        self.late = self.solved = 0  # besides those of `rollouts` and `decisions`
         self.decisions: list[tuple[float, str, str]] = []
         self.busy: dict[tuple[PartitionLabel, str], float] = {}
         self.batches: dict[tuple[PartitionLabel, str], BatchTotals] = {}
@@ -122,7 +123,7 @@ class WrittenSource:
                 validation=Validation(passed=True, seeds=(0, 1), requests=5210, plans=3, runs=4),
                 last=tuple(self.rollouts),
                 durations={"prepare": prepare, "rollback": msgspec.structs.replace(prepare, count=0)},
-                late=3 * len(self.rollouts),
+                late=3 * len(self.rollouts) + self.late,
             ),
             targets=dict.fromkeys(self.names, self.target),
             objectives=dict.fromkeys(self.names, 0.99),
@@ -148,7 +149,7 @@ class WrittenSource:
                     )
                     for name in self.names
                 },
-                deciding=DurationSummary(count=len(self.decisions), p50=0.25, p99=0.4, max=0.5),
+                deciding=DurationSummary(count=len(self.decisions) + self.solved, p50=0.25, p99=0.4, max=0.5),
                 decisions=tuple(
                     DecisionStatus(seconds_ago=self.now - time, action=action, reason=reason)
                     for time, action, reason in reversed(self.decisions)

@@ -202,6 +202,12 @@ def test_plan_is_sent_again_only_once_it_changes() -> None:
             assert plan["rollouts"][0]["phases"] == "prepare 800 ms, switch 10 ms, drain 200 ms"
             assert plan["rollouts"][0]["late"] == 3
             assert plan["validation"] == "simulated before use, 5210 requests: every SLO met"
+            watched.source.late = 4
+            watched.step()
+            assert watched.last("plan")["late"] == 3 + 4
+            watched.source.solved = 1
+            watched.step()
+            assert watched.last("plan")["durations"][0]["count"] == 1 + 1
 
     asyncio.run(main())
 

@@ -152,7 +152,10 @@ class PageFeed:
             id(plan),
             rollout.sentence(),
             [past.revision for past in rollout.last],
-            None if adaptation is None else (adaptation.activity, adaptation.reason, adaptation.refinement),
+            rollout.late,
+            None
+            if adaptation is None
+            else (adaptation.activity, adaptation.reason, adaptation.refinement, adaptation.deciding),
             _newest(seen, self._clock()),
         )
         if key == self._plan[0]:
