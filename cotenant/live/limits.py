@@ -43,8 +43,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     body, head: of a request; a trailer counts as a head. json: of the part of a body that is JSON, a byte of which can
     take sixteen once it is read. memory: of all large bodies and responses at once; above it, requests are rejected.
-    connections: open at once; more are rejected. idle_timeout: of a connection between two
-    requests. head_timeout: for the head of a request. stall_timeout: without progress within a body or a response.
+    connections: open at once; more are rejected. idle_timeout: of a connection between two requests. head_timeout: for
+    the head of a request, and for setting up TLS. stall_timeout: without progress within a body or a response.
     body_rate: a body may take twice `stall_timeout`, and as long as so many bytes/s take.
     """
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
 from typing import Any
 
 import pytest
+import trustme
 
+from cotenant.live.grpc.listener import GrpcListener
 from cotenant.live.http import HttpServer, listener
 from cotenant.live.http.listener import Listener
+from cotenant.live.limits import Limits
 from tests.live.stub import StubCore
 from tests.live.test_http import request
 
@@ -96,5 +100,22 @@ def test_server_listens_on_every_address_of_its_host_and_stops() -> None:
         await server.stop(1.0)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("rpc", [False, True])
+def test_caller_that_sets_up_no_tls_is_cut_off_when_a_head_would_be_due(core: StubCore, rpc: bool) -> None:
+    tls, limits = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), Limits(head_timeout=1)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+
+    async def main() -> None:
+        server = GrpcListener({}, limits=limits, tls=tls) if rpc else HttpServer(core, limits=limits, tls=tls)
+        port = await server.listen("127.0.0.1", 0)
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b""
+        writer.close()
+        await server.stop(1.0)
 
     asyncio.run(main())

@@ -61,7 +61,10 @@ class GrpcListener:
     async def listen(self, host: str, port: int) -> int:
         """Start to serve; return the port (a free one for port 0). Raises ConfigError."""
         loop = asyncio.get_running_loop()
-        starting = loop.create_task(loop.create_server(self.connect, host, port, backlog=1024, ssl=self._tls))
+        handshake = None if self._tls is None else self._shared.limits.head_timeout
+        starting = loop.create_task(
+            loop.create_server(self.connect, host, port, backlog=1024, ssl=self._tls, ssl_handshake_timeout=handshake)
+        )
         try:
             self._server = await asyncio.shield(starting)
         except asyncio.CancelledError:

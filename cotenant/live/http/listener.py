@@ -49,8 +49,8 @@ def log_failed(protocol: asyncio.BufferedProtocol, host: str, error: OSError) ->
 
 class Listener:
     """Own the listening sockets. connect: returns the protocol of one more connection. tls: None to serve in the clear.
-    handshake: seconds in which TLS has to be set up; None for those of asyncio, a minute. failed: hears of a connection
-    that did not come about: its protocol, the host that it came from, and the error.
+    handshake: seconds in which TLS has to be set up. failed: hears of a connection that did not come about: its
+    protocol, the host that it came from, and the error.
 
     The event loop's own server would accept one connection in each of its rounds, as libuv does. Where rounds take
     milliseconds, callers then wait for seconds until they are accepted, or the system drops their connections.
@@ -62,11 +62,11 @@ class Listener:
         tls: ssl.SSLContext | None,
         failed: Failed = log_failed,
         *,
-        handshake: float | None = None,
+        handshake: float = 10.0,
     ) -> None:
         self._connect = connect
         self._tls = tls
-        self._handshake = handshake
+        self._handshake = None if tls is None else handshake
         self._failed = failed
         self._sockets: list[socket.socket] = []
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}

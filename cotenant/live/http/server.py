@@ -80,7 +80,7 @@ class HttpServer:
             forward=forward,
         )
         self._connections = ConnectionTable(self._handler, limits)
-        self._listener = Listener(self.connect, tls)
+        self._listener = Listener(self.connect, tls, handshake=limits.head_timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._what = "metrics" if only_metrics else "HTTP"
 
