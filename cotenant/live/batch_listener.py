@@ -1,4 +1,4 @@
-"""Define who hears of the results of batches, and what a request's tensors are on their way to a worker and back."""
+"""Define the protocols that receive the results of batches, and the type of the tensors of one request or answer."""
 
 from __future__ import annotations
 

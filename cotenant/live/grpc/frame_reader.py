@@ -1,4 +1,4 @@
-"""Cut what a caller sends into frames of HTTP/2, no more in a turn of the event loop than others wait for."""
+"""Cut what a caller sends into frames of HTTP/2, a bounded number in a turn of the event loop, as others wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STREAM_ID = 0x7FFFFFFF
 
 
 class FrameReader(asyncio.Protocol):
-    """Read frames from a transport. A subclass, rather than a part of its own, takes them: a call less for each.
+    """Read frames from a transport. A subclass takes them rather than another object, which saves a call for each.
 
     transport: None unless there is a connection.
     """
