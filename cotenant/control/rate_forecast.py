@@ -20,6 +20,7 @@ from cotenant.control.rate_monitor import RateEstimate
 from cotenant.errors import ConfigError
 
 MIN_VALUES = 10  # values before Holt-Winters says anything, at least
+STEP_DISPERSION = 1.5  # variance of counts over their mean, up to which a rate is said to have risen at once
 STEP_POINTS = 41  # of a window at which a rate may have risen at once, or begun to
 MIN_RATE = 1e-3  # requests/s, which no factor of a season can make 0
 # Holt-Winters knows no chance: what it says counts where it is so many times the estimated rate, and at most so many.
@@ -71,7 +72,8 @@ class TrendForecast:
     """Continue a rate that rises beyond chance along the line through both halves of a window of recent seconds.
 
     A rate that falls is not continued: plans for lower rates can wait. Nor is one that has risen at once and stays: two
-    constant rates then explain the window better than a line does.
+    constant rates then explain the window better than a line does. Bursts look like that, too, and are provided for by
+    their height: so only counts that vary about as Poisson's are judged by it.
     """
 
     def __init__(self, options: TrendOptions | None = None) -> None:
@@ -105,7 +107,9 @@ class TrendForecast:
         (time, earlier), (next_time, later) = ends[middle - 1], ends[middle]
         first_half = earlier - before + (later - earlier) * (begin + half - time) / (next_time - time)
         rise = total - 2 * first_half
-        if rise > self._options.deviations * math.sqrt(total * dispersion) and not self._is_step():
+        if rise <= self._options.deviations * math.sqrt(total * dispersion):
+            return
+        if dispersion > STEP_DISPERSION or not self._is_step():
             self._slope = rise / half**2
             self._rate = (total - first_half) / half + self._slope * half / 2
 

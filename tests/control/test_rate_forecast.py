@@ -86,6 +86,12 @@ def test_trend_of_a_rate_that_rose_at_once_expects_no_further_rise(before: float
                 assert forecast.expected(4.0) < 1.1 * after
 
 
+def test_trend_of_counts_that_come_in_bursts_is_continued_though_it_rose_at_once() -> None:
+    for dispersion, continued in ((1.0, False), (2.0, True)):
+        expected_after = expected(TrendForecast(), [100.0] * 80 + [300.0] * 40, dispersion=dispersion)[-1]
+        assert (expected_after > 300.0) is continued
+
+
 @pytest.mark.parametrize(("before", "slope"), [(100.0, 5.0), (300.0, 3.0)])
 def test_trend_that_begins_within_the_window_is_continued(before: float, slope: float) -> None:
     rng = np.random.default_rng(0)
