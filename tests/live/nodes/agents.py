@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import trustme
+
 from cotenant.backends import Backend
 from cotenant.backends.none import NoDevices
 from cotenant.live.confinement import Confinement
@@ -23,6 +25,16 @@ from cotenant.worker.arena import Arena
 from tests.live.workers import PATIENCE, Recorder
 
 TOKEN = "a token of a test, which is long enough"  # noqa: S105
+
+
+def tls_context(purpose: ssl.Purpose, by: trustme.CA | None, trusts: trustme.CA) -> ssl.SSLContext:
+    """An end that shows a certificate signed `by` this authority, or none, and accepts those of `trusts`."""
+    made = ssl.create_default_context(purpose)
+    made.verify_mode = ssl.CERT_REQUIRED
+    trusts.configure_trust(made)
+    if by is not None:
+        by.issue_cert("127.0.0.1").configure_cert(made)
+    return made
 
 
 class RunningAgent:

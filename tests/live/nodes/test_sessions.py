@@ -32,7 +32,7 @@ from cotenant.live.nodes.node import NodeSettings, check_welcome
 from cotenant.live.nodes.registry import Nodes
 from cotenant.live.nodes.session_pool import SessionPool
 from tests.cli.program import workers_of
-from tests.live.nodes.agents import TOKEN, RunningAgent, agent_of, nodes_of, reason, remote_pool, up
+from tests.live.nodes.agents import TOKEN, RunningAgent, agent_of, nodes_of, reason, remote_pool, tls_context, up
 from tests.live.workers import PATIENCE, floats, sleeper
 from tests.worker import graphs
 
@@ -146,12 +146,7 @@ def test_mutual_certificates_are_needed_and_enough(tmp_path: Path) -> None:
     authority, other = trustme.CA(), trustme.CA()
 
     def context(purpose: ssl.Purpose, by: trustme.CA | None, trusts: trustme.CA = authority) -> ssl.SSLContext:
-        made = ssl.create_default_context(purpose)
-        made.verify_mode = ssl.CERT_REQUIRED
-        trusts.configure_trust(made)
-        if by is not None:
-            by.issue_cert("127.0.0.1").configure_cert(made)
-        return made
+        return tls_context(purpose, by, trusts)
 
     async def scenario() -> None:
         theirs = context(ssl.Purpose.CLIENT_AUTH, authority)

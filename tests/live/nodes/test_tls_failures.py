@@ -16,7 +16,7 @@ import uvloop
 
 from cotenant.backends.fake import Fake
 from cotenant.live.nodes.tls_failures import MAX_REASONS, REPEAT, TlsFailures
-from tests.live.nodes.agents import agent_of, nodes_of, up
+from tests.live.nodes.agents import agent_of, nodes_of, tls_context, up
 from tests.live.workers import PATIENCE
 
 LOGGER = "cotenant.live.nodes.tls_failures"
@@ -24,12 +24,7 @@ AUTHORITY, OTHER = trustme.CA(), trustme.CA()
 
 
 def context(purpose: ssl.Purpose, by: trustme.CA | None, trusts: trustme.CA = AUTHORITY) -> ssl.SSLContext:
-    made = ssl.create_default_context(purpose)
-    made.verify_mode = ssl.CERT_REQUIRED
-    trusts.configure_trust(made)
-    if by is not None:
-        by.issue_cert("127.0.0.1").configure_cert(made)
-    return made
+    return tls_context(purpose, by, trusts)
 
 
 def no_tls_12() -> ssl.SSLContext:
