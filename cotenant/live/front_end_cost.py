@@ -23,6 +23,7 @@ from cotenant.errors import RequestError
 from cotenant.live.batch_tensors import tensor_of
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.http import HttpServer
+from cotenant.live.http.load_shedding import Admission
 from cotenant.live.oip import Core, Done, InferRequest, InferResponse
 from cotenant.live.process import WorkerConnection, WorkerProcess
 from cotenant.runtime.dispatcher import Dispatcher
@@ -85,8 +86,10 @@ def _call(caller: socket.socket, count: int) -> None:
             raise OSError("the front end did not answer")
 
 
-class _Core:
+class _Core(Admission):
     """What the HTTP front end needs of a server to infer, with one lane and a stand-in for its worker."""
+
+    shortest_target = 0.0  # there is none
 
     def __init__(self) -> None:
         self._worker, theirs = socket.socketpair()
@@ -118,6 +121,9 @@ class _Core:
 
     def would_reject(self, model: str, version: str, lost: float) -> bool:
         return False
+
+    def poll(self) -> None:
+        """Leave the stand-in's answers to the event loop."""
 
     def cancel(self, handle: int) -> None:
         self._driver.cancel(handle)

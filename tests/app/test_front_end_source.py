@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import cotenant.app.front_end_source as source
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.backends.cpu import Cpu
 from cotenant.live.front_end_cost import measure_front_end
+from cotenant.live.http import load_shedding
 from cotenant.planners.front_end import REQUEST_SECONDS, FrontEnd
 from cotenant.planning import plan
 from cotenant.profiling import cache
@@ -29,6 +31,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_front_end_is_measured_with_real_requests() -> None:
     seconds = measure_front_end()
     assert seconds is not None and source.LEAST < seconds < source.MOST
+
+
+def test_front_end_is_measured_on_a_machine_whose_event_loop_lags(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load_shedding, "MIN_LAG", 0.0)
+    monkeypatch.setattr(load_shedding, "INTERVAL", math.inf)  # no overload that stands, at which all would be rejected
+    assert measure_front_end() is not None
+    assert not caplog.records
 
 
 def test_cost_is_measured_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
