@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 
 from cotenant.live.grpc import frames
 from cotenant.live.grpc.frames import ConnectionFault, ErrorCode, StreamFault
@@ -16,7 +17,7 @@ _MAX_FRAMES = 256  # read in one turn of the event loop, which reads on for as l
 _STREAM_ID = 0x7FFFFFFF
 
 
-class FrameReader(asyncio.Protocol):
+class FrameReader(asyncio.Protocol, ABC):
     """Read frames from a transport. A subclass takes them rather than another object, which saves a call for each.
 
     transport: None unless there is a connection.
@@ -35,17 +36,17 @@ class FrameReader(asyncio.Protocol):
 
     # The subclass has these.
 
+    @abstractmethod
     def _on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Take a frame. Raises StreamFault or ConnectionFault."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reset(self, stream: int, code: ErrorCode) -> None:
         """End a stream for a fault of its caller."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _close(self, code: ErrorCode, reason: str) -> None:
         """Tell the caller why the connection ends, and end it."""
-        raise NotImplementedError
 
     # The transport calls this.
 
