@@ -59,15 +59,23 @@ class FixedProvider:
         self._now = 0.0
         self._counts = Counter(device.kind for device in (*self._free, *self._used))
 
-    def knows(self, device: DeviceId) -> bool:
-        """Return whether a device is of the set."""
-        return device in self._used or device in self._free
+    @property
+    def devices(self) -> set[DeviceId]:
+        """All that there are."""
+        return self._used.union(self._free)
 
-    def add(self, devices: Iterable[DeviceId]) -> None:
-        """Add devices to the set, which are in use from now on."""
-        for device in devices:
-            self._used.add(device)
-            self._counts[device.kind] += 1
+    @property
+    def used(self) -> frozenset[DeviceId]:
+        """Those that are in use."""
+        return frozenset(self._used)
+
+    def use(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
+        """Have devices in use from now on, which need not be of the set so far; return those that were not in use."""
+        fresh = tuple(device for device in devices if device not in self._used)
+        self._counts.update(device.kind for device in fresh if device not in self._free)
+        self._free = [device for device in self._free if device not in fresh]
+        self._used.update(fresh)
+        return fresh
 
     def offers(self) -> tuple[DeviceOffer, ...]:
         return tuple(DeviceOffer(kind=kind, quota=count) for kind, count in self._counts.items())

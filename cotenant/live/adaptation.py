@@ -24,6 +24,7 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.live.status import AdaptationStatus, DecisionStatus, DurationSummary
+from cotenant.planners import Problem
 
 
 class Learnt(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class Adaptation:
     def start(self, learnt: Learnt | None = None) -> None:
         """Begin with the deployment in force. learnt: what its plan counts with, where that is known from before."""
         _, deployment = self._rollouts.desired
-        provider = LocalProvider(self._backend)
+        provider = LocalProvider(self._backend, self._in_force)
         built = ControllerBuilt.of(deployment.problem, deployment.plan, self._options.controller, provider.offers())
         if self._log is not None:
             self._log.write(header_line(built))
@@ -88,6 +89,9 @@ class Adaptation:
             corrections=self._options.corrections,
         )
         self._adapting.start(planned_rates(deployment.problem) if learnt is None else learnt.rates)
+
+    def _in_force(self) -> tuple[Problem, Plan]:
+        return self._state.deployment.problem, self._state.deployment.plan
 
     def _write(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
         if self._log is not None:

@@ -20,14 +20,19 @@ import pytest
 
 import cotenant
 from cotenant.app import nodes as nodes_module
+from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.lifecycle import running
 from cotenant.app.nodes import following_nodes
+from cotenant.app.reloader import Reloader
 from cotenant.app.serving import BackgroundServer
+from cotenant.app.startup import Prepared, prepare_deployment
 from cotenant.backends.none import NoDevices
 from cotenant.config import read_settings
 from cotenant.control.controller_options import ControllerOptions
+from cotenant.control.controller_status import ControllerStatus
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError
+from cotenant.live.adaptation_driver import PERIOD
 from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.node import NodeSettings
 from cotenant.live.nodes.registry import Nodes
@@ -164,8 +169,9 @@ def test_node_that_is_killed_under_load_costs_no_request(folder: Path, start: Ca
         assert status.nodes[0].round_trip > 0
 
 
+@pytest.mark.parametrize("starting", [False, True], ids=["while it serves", "while the first plan is made"])
 def test_node_that_answers_late_joins(
-    folder: Path, start: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch
+    folder: Path, start: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch, *, starting: bool
 ) -> None:
     # Nothing is offered: after a cool-down one device would do, however late the other comes on a busy machine.
     patient = partial(ControllerOptions, cooldown=10 * PATIENCE, short_cooldown=10 * PATIENCE)
@@ -173,12 +179,46 @@ def test_node_that_answers_late_joins(
     one = start("one")
     two = start("two")
     two.end()
-    settings = write_settings(folder, {"node-a": one.address, "node-b": two.address}, adapt=True)
-    with cotenant.serve(settings) as server:
-        assert set(states(server)) == {"node-a/cpu-0"}
-        start("two", two.port)
-        until(lambda: states(server).get("node-b/cpu-0") == "ready")
-        assert server.infer("identity", {"x": ROW})["y"].tolist() == ROW.tolist()
+    settings = read_settings(write_settings(folder, {"node-a": one.address, "node-b": two.address}, adapt=True))
+    both = {"node-a/cpu-0", "node-b/cpu-0"}
+    replan = Reloader.replan
+
+    async def prepare(builder: DeploymentBuilder) -> Prepared:
+        prepared = await prepare_deployment(builder)
+        assert {kind.name for kind in builder.fleet} == {"node-a/cpu"}
+        if starting:
+            await asyncio.to_thread(start, "two", two.port)
+            async with asyncio.timeout(PATIENCE):
+                while len(builder.available()) < len(both):
+                    await asyncio.sleep(0.05)
+        return prepared
+
+    async def scenario() -> None:
+        async with running(settings, NoDevices(), prepare) as server:
+
+            def controller() -> ControllerStatus:
+                adaptation = server._server._adaptation
+                assert adaptation is not None and adaptation._adapting is not None
+                return adaptation._adapting.controller.status()
+
+            async def replan_last(reloader: Reloader, reason: str) -> None:
+                """Plan anew once the controller has heard of all devices, and has done what it does then."""
+                await asyncio.sleep(2 * PERIOD)
+                while controller().activity != "watching":
+                    await asyncio.sleep(0.05)
+                await replan(reloader, reason)
+
+            monkeypatch.setattr(Reloader, "replan", replan_last)
+            if not starting:
+                await asyncio.to_thread(start, "two", two.port)
+            async with asyncio.timeout(PATIENCE):
+                while {device.id for device in server.deployment.plan.devices} != both:
+                    await asyncio.sleep(0.05)
+                while set(controller().devices) != both:
+                    await asyncio.sleep(0.05)
+            assert (await server.infer("identity", {"x": ROW}))["y"].tolist() == ROW.tolist()
+
+    asyncio.run(scenario())
 
 
 def test_discovered_nodes_are_planned_for_and_removed_ones_are_not(

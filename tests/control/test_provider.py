@@ -38,6 +38,15 @@ def test_unknown_kinds_fail_and_strangers_are_not_taken() -> None:
     assert fixed.news(0.0) == [AcquisitionFailed("tpu", 1, "there is no device of kind 'tpu'")]
 
 
+def test_devices_that_are_in_use_are_not_given() -> None:
+    fixed = FixedProvider(DEVICES[:2], DEVICES[:1])
+    assert fixed.use(DEVICES[:3]) == DEVICES[1:3]
+    assert fixed.used == fixed.devices == set(DEVICES[:3])
+    assert fixed.offers() == (DeviceOffer(kind="gpu", quota=3),)
+    fixed.handle(Acquire("gpu", 1), 0.0)
+    assert fixed.news(0.0) == [AcquisitionFailed("gpu", 1, "all 3 devices of kind 'gpu' are in use or lost")]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=30))
 def test_every_device_is_in_use_or_free(commands: list[tuple[bool, int]]) -> None:
     fixed = FixedProvider(DEVICES)
