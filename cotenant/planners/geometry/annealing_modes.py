@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.modes import MAX_PAIRED_OPTIONS, Mode
+from cotenant.planners.geometry.pricing import DualPrices
 
 Array = NDArray[np.float64]
 
@@ -68,7 +69,8 @@ def _rounds(diver: Diver, demand: Array, prices: Array, slot_prices: Array, budg
             break
         noise = np.exp(PRICE_NOISE * rng.standard_normal(len(prices)))
         left = np.where(rng.random(len(prices)) < PART_PROBABILITY, rng.uniform(MIN_PART, 1.0, len(prices)), 1.0)
-        priced = diver.knapsack.valuable_modes(prices * noise, demand * left, NEAR_PRICE_OF_MORE * slot_prices, budget)
+        varied = DualPrices(demand * left, prices * noise * demand * left)
+        priced = diver.knapsack.valuable_modes(varied, NEAR_PRICE_OF_MORE * slot_prices, budget)
         modes += [
             mode
             for mode in priced

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
-from cotenant.planners.geometry.pricing import DualPrices, StepValue, price_modes
+from cotenant.planners.geometry.pricing import DualPrices, SlotPricer, StepValue
+from cotenant.planners.geometry.round_knapsack import RoundKnapsack
 
 Array = NDArray[np.float64]
 
@@ -37,6 +38,7 @@ REL_MULTIPLIER_SLACK = 1e-7  # the same margin for a cut's multiplier
 MAX_CUT_NUMERATOR = 6  # a cut's multipliers are 1 to this, over a fraction that some partition serves
 MAX_CUT_MULTIPLIER = 40.0
 MIN_CUT_VIOLATION = 1e-3  # relative to the cut's right-hand side
+HOPELESS = 1e-3  # fraction of a fleet, over the whole, that exact pricing mostly finds modes to spare
 NEAR_ZERO = 1e-9  # prices and quantities that count as zero
 MAX_COLUMNS_PER_ROUND = 60
 SECONDS_PER_SOLVE = 1.5e-3  # of work, for one solution of the master program
@@ -78,6 +80,9 @@ class BoundSolver:
         self.extend(modes)
         self.columns = [n for n, mode in enumerate(self.pool) if len(mode.models) == 1]
         self.cut_multipliers: list[tuple[int, float]] = []
+        self._knapsack = RoundKnapsack(catalog, slots)
+        self._pricers: dict[int, SlotPricer] = {}
+        self._priced_demand: Array | None = None
 
     def extend(self, modes: Sequence[Mode]) -> list[int]:
         """Add modes to the pool and return their indices in it."""
@@ -112,16 +117,18 @@ class BoundSolver:
 
         Every certificate excludes whole fleets: the bound is the cost of the cheapest one that none does.
         """
-        certificates = self._cost_certificates(rates, counts, prices)
-        for _ in range(MAX_TRIALS):
+        certificates: list[BoundCertificate] = []
+        for trial in range(1 + MAX_TRIALS):
             fleet = _cheapest_fleet(certificates, counts, prices, limit)
             if fleet is None:
                 break
             limit = max(limit, sum(price * count for price, count in zip(prices, fleet, strict=True)))
-            certificate = self.prove(rates, fleet)
+            certificate = self.prove(rates, fleet, enough=math.inf if trial else 1 + REL_ROUNDING)
             if certificate is None or certificate.required_fraction(fleet) <= 1 + REL_ROUNDING:
                 break
             certificates.append(certificate)
+            if trial == 0:  # these exclude many fleets at once, which is not worth it where none is to be excluded
+                certificates += self._cost_certificates(rates, counts, prices)
         return limit
 
     def proves_infeasible(self, rates: Array, counts: Sequence[float]) -> bool:
@@ -137,13 +144,10 @@ class BoundSolver:
         best: BoundCertificate | None = None
         master = _MasterProgram(self, rates, counts)
         for _ in range(MAX_ROUNDS):
-            if not self._solved(master):
+            if not self._converged(master, enough=1.0):
                 break
             assert master.value is not None
-            fits_fleet = master.value <= 1.0
-            if (not fits_fleet and master.add_pool_columns(master.slot_prices())) or master.add_cuts():
-                continue
-            if fits_fleet:
+            if master.value <= 1.0 + HOPELESS:
                 return best
             certificate, new_modes = self._certificate(master, len(counts))
             if certificate is None:
@@ -162,10 +166,8 @@ class BoundSolver:
         certificates: list[BoundCertificate] = []
         master = _MasterProgram(self, rates, counts, prices)
         for _ in range(MAX_ROUNDS):
-            if not self._solved(master):
+            if not self._converged(master):
                 break
-            if master.add_pool_columns(master.slot_prices()) or master.add_cuts():
-                continue
             certificate, new_modes = self._certificate(master, len(counts))
             if certificate is None:
                 break
@@ -175,12 +177,35 @@ class BoundSolver:
             master.extend(new_modes)
         return certificates
 
-    def _solved(self, master: _MasterProgram) -> bool:
-        """Solve the master program; return whether it has a solution, and budget to go on."""
-        if not self.budget.left():
-            return False
-        self.budget.spend(master.solve())
-        return master.value is not None
+    def _converged(self, master: _MasterProgram, *, enough: float = -math.inf) -> bool:
+        """Solve the master program with all columns and cuts that are found without exact pricing.
+
+        Returns whether it has a solution, and budget to go on. enough: value at which to stop.
+        """
+        while self.budget.left():
+            self.budget.spend(master.solve())
+            if master.value is None:
+                return False
+            if master.value <= enough:
+                if not master.add_cuts():
+                    return True
+            elif not (
+                master.add_pool_columns(master.slot_prices())
+                or master.add_cuts()
+                or (not master.priced and self._add_knapsack_modes(master))
+            ):
+                return True
+        return False
+
+    def _add_knapsack_modes(self, master: _MasterProgram) -> bool:
+        """Add modes that improve the master program, found without proof; return whether any was."""
+        modes = self._knapsack.valuable_modes(
+            master.demand_prices(), master.slot_prices() * (1 + REL_GAP) + NEAR_ZERO, self.budget
+        )
+        master.extend(modes)
+        # Better ones, if any, take exact pricing, which finds many at once.
+        master.priced = not modes
+        return bool(modes)
 
     def _certificate(self, master: _MasterProgram, kinds: int) -> tuple[BoundCertificate | None, list[Mode]]:
         """Return a certificate at the dual prices of the master program and modes that improve it.
@@ -194,9 +219,20 @@ class BoundSolver:
             if not self.budget.left():
                 return None, []
             share = self.budget.part(1 / (len(self.slots) - n))
-            slot_bounds[s], priced = price_modes(self.catalog, s, prices, float(slot_bounds[s]), share)
+            slot_bounds[s], priced = self._pricer(s, prices.demand).price(prices, float(slot_bounds[s]), share)
             new_modes += [mode for _, mode in priced]
+        known = set(self.pool)  # in which a cut counts for less, as a fraction may be off by rounding
+        new_modes = [mode for mode in dict.fromkeys(new_modes) if mode not in known]
         return BoundCertificate(prices.total(), self._device_values(slot_bounds, kinds)), new_modes
+
+    def _pricer(self, s: int, demand: Array) -> SlotPricer:
+        """Return what prices the modes of a slot for a demand: made once for each until the demand changes."""
+        if demand is not self._priced_demand:
+            self._pricers, self._priced_demand = {}, demand
+        if s not in self._pricers:
+            self._pricers[s] = SlotPricer(self.catalog, s, demand)
+            self.budget.spend(self._pricers[s].work)
+        return self._pricers[s]
 
     def _raised_to_slack(self, slot_prices: Array, kinds: int) -> Array:
         """Raise the price of each slot as far as no device gets more valuable: modes below it need not be priced."""
@@ -253,6 +289,7 @@ class _MasterProgram:
     ) -> None:
         self.solver, self.rates = solver, rates
         self.value: float | None = None
+        self.priced = False  # whether columns that are found without proof have been tried
         self.columns: list[int] = []
         self.cuts: list[tuple[int, float]] = []
         self._index_pool()

@@ -31,6 +31,7 @@ from cotenant.planners.geometry.covering import (
 )
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
+from cotenant.planners.geometry.pricing import DualPrices
 from cotenant.planners.geometry.round_knapsack import RoundKnapsack
 
 Array = NDArray[np.float64]
@@ -137,9 +138,8 @@ class Diver:
                     self.slots, solution.demand_duals, program.demand, solution.slot_duals
                 )
                 if thorough is not None and thorough.left():
-                    priced += self.knapsack.valuable_modes(
-                        solution.demand_duals, program.demand, solution.slot_duals, thorough
-                    )
+                    prices = DualPrices(program.demand, solution.demand_duals * program.demand)
+                    priced += self.knapsack.valuable_modes(prices, solution.slot_duals, thorough)
                 program.pool.extend(((mode, 1),) for mode in priced)
                 allowed = None if bundled is None else bundled.allowed(program.pool)
                 if not program.add_improving(solution, MAX_COLUMNS_PER_ROUND, allowed):

@@ -12,11 +12,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
+from cotenant.planners.geometry.pricing import DualPrices
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -25,7 +27,7 @@ ROUND_LENGTHS = 24  # of each slot, in even ratios; others in each call
 STEPS = 40  # of a round
 OPTIONS = (1.0, 0.6, 0.3, 0.0)  # of a model that are tried, as parts of the largest useful one's index
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it fall evenly between whole numbers
-SECONDS_PER_CELL = 1e-8  # of work, for each round, model, option and step
+SECONDS_PER_CELL = 7e-9  # of work, for each round, model, option and step
 MARGIN = 1e-6  # relative, by which a mode is worth more than its price
 
 
@@ -37,22 +39,24 @@ class RoundKnapsack:
         self._latest = catalog.slo * (1 + ROUNDING_TOLERANCE)
         self._shift = 0.0
 
-    def valuable_modes(self, value: Array, demand: Array, least: Array, budget: WorkBudget) -> list[Mode]:
-        """Return modes worth more than `least` of their slot, at `value` for each request/s up to `demand`."""
-        wanted = np.flatnonzero((demand > 0) & (value > 0))
+    def valuable_modes(self, prices: DualPrices, least: Array, budget: WorkBudget) -> list[Mode]:
+        """Return modes worth more than `least` of their slot."""
+        wanted = prices.earning()
         slot, length = self._rounds(wanted)
         budget.spend(SECONDS_PER_CELL * len(slot) * len(wanted) * len(OPTIONS) * STEPS)
-        rounds, steps = np.arange(len(slot)), np.arange(STEPS + 1)
-        worth = np.zeros((len(slot), STEPS + 1))
+        rounds, width = np.arange(len(slot))[:, None], STEPS + 1
+        worth = np.zeros((len(slot), width))
         # For each model, round and steps used so far: 1 + the option taken, 0 for none; options are indices of these.
-        taken = np.zeros((len(wanted), len(slot), STEPS + 1), dtype=np.int8)
+        taken = np.zeros((len(wanted), len(slot), width), dtype=np.int8)
         tried = np.zeros((len(wanted), len(slot), len(OPTIONS)), dtype=np.int64)
         sizes = np.zeros(tried.shape, dtype=np.int64)
+        padded = np.full((len(slot), 2 * width), -math.inf)
+        shifted = sliding_window_view(padded, width, axis=1)  # [round, width - n]: what n steps less are worth
         for n, i in enumerate(wanted.tolist()):
-            tried[n], sizes[n], gain = self._options(i, slot, length, float(value[i]), float(demand[i]))
-            padded = np.concatenate([worth, np.full((len(slot), 1), -math.inf)], axis=1)
-            before = steps - sizes[n, :, :, None]
-            after = padded[rounds[:, None, None], np.where(before >= 0, before, STEPS + 1)] + gain[:, :, None]
+            tried[n], sizes[n], gain = self._options(i, slot, length, prices)
+            padded[:, width:] = worth
+            after = shifted[rounds, width - sizes[n]]
+            after += gain[:, :, None]
             best = after.max(axis=1)
             taken[n] = np.where(best > worth, after.argmax(axis=1) + 1, 0)
             worth = np.maximum(worth, best)
@@ -64,15 +68,14 @@ class RoundKnapsack:
                     members.append((int(wanted[n]), int(tried[n, r, option - 1])))
                     left -= int(sizes[n, r, option - 1])
             mode = self._feasible(int(slot[r]), members)
-            if mode is not None and _worth(mode, value, demand) > float(least[slot[r]]) * (1 + MARGIN):
+            if mode is not None and prices.worth(mode) > float(least[slot[r]]) * (1 + MARGIN):
                 modes[mode] = None
         return list(modes)
 
-    def _options(
-        self, i: int, slot: IntArray, length: Array, value: float, demand: float
-    ) -> tuple[IntArray, IntArray, Array]:
+    def _options(self, i: int, slot: IntArray, length: Array, prices: DualPrices) -> tuple[IntArray, IntArray, Array]:
         """Return options of a model for each round: their indices, the steps that they take, and what they earn."""
         latency, rows = self._catalog.options.latency[slot, i], self._catalog.options.rows[slot, i]
+        demand = float(prices.demand[i])
         fits = latency <= np.minimum(self._latest[i] - length, length)[:, None]
         enough = rows >= demand * length[:, None] * (1 - ROUNDING_TOLERANCE)
         # The first that serves the demand, else the last that fits; and smaller ones.
@@ -80,7 +83,8 @@ class RoundKnapsack:
         index = np.maximum(np.rint(last[:, None] * np.array(OPTIONS)), 0).astype(np.int64)
         sizes = np.minimum(np.rint(np.take_along_axis(latency, index, axis=1) / length[:, None] * STEPS), STEPS + 1)
         sizes = np.where(last[:, None] >= 0, sizes, STEPS + 1).astype(np.int64)
-        return index, sizes, value * np.minimum(np.take_along_axis(rows, index, axis=1) / length[:, None], demand)
+        rates = np.take_along_axis(rows, index, axis=1) / length[:, None]
+        return index, sizes, prices.value(i, np.minimum(rates / demand, 1.0))
 
     def _feasible(self, s: int, members: Sequence[tuple[int, int]]) -> Mode | None:
         """Return the mode of these options; None where it misses a target or does not fit the memory."""
@@ -104,7 +108,3 @@ class RoundKnapsack:
                 slots += [s] * ROUND_LENGTHS
                 lengths.append(shortest * (longest / shortest) ** part)
         return np.array(slots, dtype=np.int64), np.concatenate(lengths)
-
-
-def _worth(mode: Mode, value: Array, demand: Array) -> float:
-    return sum(float(value[i]) * min(rate, float(demand[i])) for i, rate in zip(mode.models, mode.rates, strict=True))

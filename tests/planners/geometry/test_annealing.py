@@ -19,6 +19,7 @@ from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import Fleet
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
 from cotenant.planners.geometry.diving import Diver
+from cotenant.planners.geometry.pricing import DualPrices
 from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.round_knapsack import RoundKnapsack
 from cotenant.planners.geometry.ruin_recreate import DeviceState
@@ -32,8 +33,8 @@ def test_modes_of_the_round_knapsack_are_feasible_and_worth_nearly_what_the_best
     catalog, options = context.catalog, context.catalog.options
     value, demand = 1.0 / context.rates, context.rates * np.array([0.02, 0.05, 0.1, 0.2])
     knapsack, latest = RoundKnapsack(catalog, context.usable_slots), catalog.slo * (1 + ROUNDING_TOLERANCE)
-    least = np.zeros(len(context.slots))
-    found = [mode for _ in range(3) for mode in knapsack.valuable_modes(value, demand, least, context.budget)]
+    prices, least = DualPrices(demand, value * demand), np.zeros(len(context.slots))
+    found = [mode for _ in range(3) for mode in knapsack.valuable_modes(prices, least, context.budget)]
 
     def worth(rates: NDArray[np.float64]) -> float:
         return float(value @ np.minimum(rates, demand))
@@ -61,7 +62,7 @@ def test_modes_of_the_round_knapsack_are_feasible_and_worth_nearly_what_the_best
             reached = max(reached, worth(rates))
         assert reached > 0.97 * best
     dear = np.full(len(context.slots), 1.01 * max(worth(demand), 1e-9))
-    assert knapsack.valuable_modes(value, demand, dear, context.budget) == []
+    assert knapsack.valuable_modes(prices, dear, context.budget) == []
 
 
 def annealer_of(context: PlanningContext) -> FleetAnnealer:
