@@ -697,7 +697,7 @@ def test_job_that_was_cancelled_when_the_server_died_is_not_started_again() -> N
 
 
 def test_jobs_that_were_paused_or_had_ended_are_restored_as_they_were() -> None:
-    world = running()
+    world = running(retries=0)
     world.submit(job("job-2"))
     world.tell(JobPauseAsked("job-1"))
     world.exit("job-2", completed=True)
@@ -706,6 +706,8 @@ def test_jobs_that_were_paused_or_had_ended_are_restored_as_they_were() -> None:
     assert after.status("job-1").state is JobState.PAUSED
     assert after.status("job-2") == world.status("job-2")
     assert not after.attempts
+    after.tell(JobResumeAsked("job-1"))
+    assert (after.status("job-1").state, after.status("job-1").attempt) == (JobState.RUNNING, 2)
 
 
 def test_progress_is_stored_now_and_then_and_states_at_once() -> None:
