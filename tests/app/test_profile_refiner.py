@@ -7,7 +7,6 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
-import looptime
 import pytest
 
 from cotenant.app import profile_refiner
@@ -19,6 +18,7 @@ from cotenant.errors import ConfigError
 from cotenant.live.deployment import Deployment, ServableModel, with_profile, without_model
 from cotenant.profiling.grid import Grid
 from tests.live.deployment import repository, sample_deployment
+from tests.virtual_loop import virtual_loop
 
 GRID = Grid(shares=(1000, 500), batches=(1, 2, 4))
 POINT = 0.7  # seconds that a measurement takes
@@ -108,7 +108,7 @@ class World:
 
 
 def in_virtual_time(scene: Coroutine[object, object, None]) -> None:
-    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    loop = virtual_loop()
     try:
         loop.run_until_complete(scene)
     finally:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import looptime
 import pytest
 
 from cotenant.errors import ModelError
@@ -22,12 +21,13 @@ from cotenant.profiling.scenarios import (
     SystemUnderTest,
     run_scenario,
 )
+from tests.virtual_loop import virtual_loop
 
 FIXED, EACH = 0.010, 0.002  # seconds of a batch, and of each sample in it
 
 
 def virtual(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    loop = looptime.new_event_loop()
+    loop = virtual_loop()
     try:
         return loop.run_until_complete(coroutine)
     finally:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import looptime
 import msgspec
 import numpy as np
 import pytest
@@ -54,6 +53,7 @@ from cotenant.worker.arena import Arena
 from cotenant.worker.wire import Timing
 from tests.live.deployment import repository
 from tests.same.test_rollouts import DEVICES, MODELS, Recording, VirtualDriver, VirtualPool, given, startup
+from tests.virtual_loop import virtual_loop
 
 SECONDS = 24.0
 RISE, SLOWER = 6.0, 14.0  # when requests come three times as often, and when batches take 1.7 times as long
@@ -269,7 +269,7 @@ def _plain(entry: tuple[float, ControllerEvent, list[ControllerCommand]]) -> Any
 def test_simulator_and_server_tell_a_controller_the_same(seed: int, tmp_path: Path) -> None:
     deployment, arrivals = given(repository(tmp_path)), requests_of(seed)
     expected = [entry for entry in simulated(arrivals, deployment) if entry[0] < SECONDS - 0.25]
-    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    loop = virtual_loop()
     try:
         got = loop.run_until_complete(driven(arrivals, deployment))
     finally:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import looptime
 import msgspec
 import numpy as np
 import pytest
@@ -60,6 +59,7 @@ from cotenant.worker.wire import Timing
 from cotenant.workload.failures import Failure
 from tests.live.deployment import repository, sample_deployment
 from tests.same.test_simulator_and_driver import Recorder, _shape
+from tests.virtual_loop import virtual_loop
 
 SECONDS = 12.0
 WITHIN = 0.0931
@@ -338,7 +338,7 @@ async def driven(told: Story, deployment: Deployment, standbys: int) -> tuple[Re
 def test_simulator_and_server_take_the_same_steps(seed: int, in_place: bool, standbys: int, tmp_path: Path) -> None:
     deployment, told = given(repository(tmp_path), in_place=in_place), story(seed)
     expected, expected_control = simulated(told, deployment, standbys)
-    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    loop = virtual_loop()
     try:
         got, control, answers = loop.run_until_complete(driven(told, deployment, standbys))
     finally:

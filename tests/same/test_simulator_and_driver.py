@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-import looptime
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from cotenant.runtime.dispatcher import Dispatcher
 from cotenant.runtime.events import Applied, Command, Event, LaneModel, LaneSpec, Ready, Reply, Run, Spawn, Split
 from cotenant.sim.loop import Script, play
 from cotenant.worker.wire import Timing
+from tests.virtual_loop import virtual_loop
 
 LANES = (
     LaneSpec(
@@ -136,7 +136,7 @@ def data(request: Request) -> bytes:
 @pytest.mark.parametrize("together", [0.0, TOGETHER])
 def test_simulator_and_driver_get_the_same_commands(load: float, seed: int, largest: int, together: float) -> None:
     requests = arrivals(load / (1 + 0.1 * (largest - 1)), seed, largest)
-    loop = looptime.new_event_loop(start=0.0, resolution=1e-9)
+    loop = virtual_loop()
     try:
         live, answers = loop.run_until_complete(driven(requests, together))
     finally:
