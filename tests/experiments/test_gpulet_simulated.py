@@ -238,7 +238,7 @@ def test_figure_15(tmp_path: Path) -> None:
 
 @needs_data
 def test_figure_15_under_our_own_controller() -> None:
-    run = fig15.Run("v100", fig15.TRACKING, TargetRateOptions(), 2940.0, 0, seconds=300.0)
+    run = fig15.Run("v100", fig15.TRACKING, TargetRateOptions(), 2940.0, 0, seconds=200.0)
     result = fig15.simulate_run(run)
     rows = fig15.rows_of(run, result)
     whole = rows[-1]
@@ -270,10 +270,12 @@ def missed_by_period(result: AutoscaledRun) -> list[float]:
 
 
 @needs_data
-def test_figure_11(tmp_path: Path) -> None:
+def test_figure_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old workers serve until new ones are ready, and nothing is late because of the change."""
-    rows = fig11.run(Options())
     change = fig11.change_of("v100", 0)
+    monkeypatch.setattr(fig11, "change_of", lambda name, seed: change)  # plans that take seconds to make
+    monkeypatch.setattr(fig11, "SECONDS", fig11.CHANGE + fig15.STARTUP + 10.0)
+    rows = fig11.run(Options())
     lanes = [row for row in rows if row.share is not None]
     assert {row.partition for row in lanes} == set(fig11.assigned_lanes(change))
     assert {"old", "new"} <= {row.plan for row in lanes}

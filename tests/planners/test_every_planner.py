@@ -54,9 +54,9 @@ def test_every_search_planner_returns_valid_plan_and_true_unserved(name: str, pr
 def test_every_planner_called_twice_returns_equal_plans(name: str, problem: Problem) -> None:
     """The limit counts work: a problem without a clock ends at the same point however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_fleet, "STEPS_PER_SECOND", 40)
-        patch.setattr(inss, "STEPS_PER_SECOND", 40)
-        problem = msgspec.structs.replace(problem, time_limit=2.5)
+        patch.setattr(small_fleet, "STEPS_PER_SECOND", 200)
+        patch.setattr(inss, "STEPS_PER_SECOND", 200)
+        problem = hurried(problem)
         assert problem.clock is None
         assert load_planner(name)(problem) == load_planner(name)(problem)
 

@@ -21,6 +21,8 @@ from cotenant.workload import Workload
 from tests.planners.problems import embedded, linear
 from tests.planners.rate_problems import largest, one_device, unlimited
 
+# Of the work of a search there is enough to see what becomes of what it finds.
+HURRIED = 0.2  # seconds
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -95,6 +97,7 @@ def test_plan_that_fails_validation_has_tighter_targets_or_rates_recorded() -> N
 
 @pytest.mark.parametrize("problem", [embedded(0.6), largest(embedded(0.6)), largest(embedded(1.0))])
 def test_plan_has_one_chosen_candidate_of_each_source(problem: Problem) -> None:
+    problem = msgspec.structs.replace(problem, time_limit=HURRIED)
     provenance = plan_problem(problem, validate=False).provenance
     assert provenance is not None
     sources = [candidate.source for candidate in provenance.candidates]
@@ -105,7 +108,7 @@ def test_plan_has_one_chosen_candidate_of_each_source(problem: Problem) -> None:
 @pytest.mark.parametrize("objective", ["devices", "rate"])
 def test_plan_says_how_it_came_about(objective: str) -> None:
     problem = embedded(0.9) if objective == "devices" else largest(embedded(1.0))
-    plan = plan_problem(problem)
+    plan = plan_problem(msgspec.structs.replace(problem, time_limit=HURRIED))
     provenance = plan.provenance
     assert provenance is not None
     taken = [candidate.source for candidate in provenance.candidates if not candidate.rejected]
@@ -129,6 +132,7 @@ def test_plan_of_a_planner_without_a_record_is_its_only_candidate() -> None:
 
 def test_plan_without_portfolio_has_the_planners_own_candidates() -> None:
     for problem in (embedded(1.0), largest(embedded(1.0))):
+        problem = msgspec.structs.replace(problem, time_limit=HURRIED)
         provenance = plan_problem(problem, portfolio=False, validate=False).provenance
         assert provenance is not None
         assert all(candidate.source.startswith("geometry") for candidate in provenance.candidates)
@@ -153,7 +157,7 @@ def test_plan_for_the_largest_rate_uses_all_devices(name: str) -> None:
     cannot place eight models there at all, and InSS would train for each of the rates that are tried."""
     problem = read_problem(EXAMPLES / "problem.toml")
     fleet = (msgspec.structs.replace(problem.fleet[0], count=4),)
-    problem = largest(msgspec.structs.replace(problem, fleet=fleet))
+    problem = largest(msgspec.structs.replace(problem, fleet=fleet, time_limit=1.0))
     plan = plan_problem(problem, name, validate=False)
     assert (plan.devices_used, check(plan, problem)) == (4, [])
     assert plan.scale > 0.8

@@ -122,7 +122,7 @@ def fleet_problem(seed: int, models: int, times: float = 1.0, **kind: object) ->
         rates=rates,
         fleet=(msgspec.structs.replace(plain, **kind),),
         profiles=profiles,
-        time_limit=1.5,
+        time_limit=0.5,
     )
 
 
@@ -282,7 +282,7 @@ def test_geometry_of_two_kinds_returns_cheapest_mix() -> None:
 
 
 def test_geometry_of_large_fleet_comes_near_its_bound() -> None:
-    problem = msgspec.structs.replace(fleet_problem(5, 6, 40.0, count=60), objective="rate", time_limit=5.0)
+    problem = msgspec.structs.replace(fleet_problem(5, 6, 40.0, count=60), objective="rate", time_limit=2.0)
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
     assert plan.bound is not None and plan.bound * 0.985 <= plan.scale <= plan.bound * (1 + 1e-9)
