@@ -133,6 +133,26 @@ def test_pair_that_fails_is_left_out_and_the_summary_is_written(
     )
 
 
+OFFLINE = ("characterise", "mine.toml", "-o", "out", "--scenario", "offline", "--share", "50")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that asks for it keeps what it measured, for the others."""
+    return tmp_path_factory.mktemp("measured") / "out"
+
+
+@pytest.fixture
+def characterised(program: Program, folder: Path, measured: Path) -> None:
+    """Runs of both models and their pairs are in `out`."""
+    if not measured.exists():
+        assert program(*OFFLINE, *SHORT).code == 0
+        shutil.copytree(folder / "out", measured)
+    else:
+        shutil.copytree(measured, folder / "out")
+    assert (folder / "out" / "pairs.csv").exists()
+
+
 def change_model(folder: Path) -> None:
     (folder / "mine" / "first" / "config.pbtxt").write_text("max_batch_size: 4")
 
@@ -147,21 +167,21 @@ def change_model(folder: Path) -> None:
         ((), lambda folder: (folder / "out" / "conditions.json").write_text("[]"), "these are no conditions of"),
     ],
 )
+@pytest.mark.usefixtures("characterised")
 def test_runs_of_other_conditions_are_not_mixed(
     program: Program, folder: Path, options: Sequence[str], change: Callable[[Path], object] | None, said: str
 ) -> None:
-    offline = ("characterise", "mine.toml", "-o", "out", "--scenario", "offline", "--share", "50")
-    assert program(*offline, *SHORT).code == 0
     before = (folder / "out" / "runs.csv").read_text()
     if change is not None:
         change(folder)
-    refused = program(*offline, *SHORT, *options)
+    refused = program(*OFFLINE, *SHORT, *options)
     assert refused.code == 1 and said in refused.err, refused.err
     assert (folder / "out" / "runs.csv").read_text() == before
-    forced = program(*offline, *SHORT, *options, "--force", "--count", "0")
+    forced = program(*OFFLINE, *SHORT, *options, "--force", "--count", "0")
     assert forced.code == 0, forced.err
     assert not (folder / "out" / "pairs.csv").exists()
-    assert program(*offline, *SHORT, *options).code == 0
+    assert program(*OFFLINE, *SHORT, *options, "--count", "1").code == 0
+    assert (folder / "out" / "pairs.csv").exists()
 
 
 def test_changed_slo_is_not_mixed_into_runs_of_the_server_scenario(program: Program, folder: Path) -> None:

@@ -7,8 +7,6 @@ import os
 import queue
 import socket
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from cotenant.app.access import http_tls
 from cotenant.config.settings import AccessSettings
 from cotenant.errors import ConfigError
+from tests.cli.program import Program
 from tests.security.server import Served, served
 
 ROLES = ("infer", "observe", "control")
@@ -45,15 +44,18 @@ class Guarded:
     def headers(self, role: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token(role)}"}
 
-    def run(self, *arguments: str, role: str = "", ca: bool = True) -> tuple[int, str]:
+    def run(self, program: Program, *arguments: str, role: str = "", ca: bool = True) -> tuple[int, str]:
         """Run one of our commands, and return its exit code and all that it says."""
         options = [*arguments, "--address", f"https://{self.server.http}"]
         options += ["--token-file", str(self.folder / f"{role}.token")] if role else []
         options += ["--ca-file", self.ca] if ca else []
-        ran = subprocess.run(
-            [sys.executable, "-m", "cotenant", *options], capture_output=True, text=True, timeout=60, check=False
-        )
-        return ran.returncode, " ".join((ran.stdout + ran.stderr).split())
+        ran = program(*options)
+        return ran.code, " ".join((ran.out + ran.err).split())
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(capsys, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -128,29 +130,29 @@ def test_streams_of_grpc_need_a_token(guarded: Guarded) -> None:
         (["reload"], "control"),
     ],
 )
-def test_command_sends_its_token_over_tls(arguments: Sequence[str], role: str, guarded: Guarded) -> None:
-    code, said = guarded.run(*arguments, role=role)
+def test_command_sends_its_token_over_tls(
+    arguments: Sequence[str], role: str, guarded: Guarded, program: Program
+) -> None:
+    code, said = guarded.run(program, *arguments, role=role)
     assert code == 0, said
     assert guarded.token(role) not in said
     if arguments[0] == "loadtest":
         (row,) = json.loads(said)["models"]
         assert row["outcomes"]["served"] > 0 and not row["outcomes"].get("failed")
-    code, said = guarded.run(*arguments)
+    code, said = guarded.run(program, *arguments)
     assert code == 1 and "error: this server asks for a token" in said
     assert "Traceback" not in said
 
 
-def test_command_does_not_trust_another_authority(guarded: Guarded) -> None:
-    code, said = guarded.run("status", role="observe", ca=False)
+def test_command_does_not_trust_another_authority(guarded: Guarded, program: Program) -> None:
+    code, said = guarded.run(program, "status", role="observe", ca=False)
     assert code == 1 and "has a certificate that is not trusted here" in said and "--ca-file" in said
 
 
-def test_command_sends_no_token_over_a_network_in_the_clear(guarded: Guarded) -> None:
+def test_command_sends_no_token_over_a_network_in_the_clear(guarded: Guarded, program: Program) -> None:
     arguments = ["status", "--address", "http://192.0.2.1:8000", "--token-file", f"{guarded.folder}/observe.token"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "cotenant", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 1 and "a token is not sent unencrypted over a network" in " ".join(ran.stderr.split())
+    ran = program(*arguments)
+    assert ran.code == 1 and "a token is not sent unencrypted over a network" in " ".join(ran.err.split())
 
 
 def test_metrics_need_a_token_too(guarded: Guarded) -> None:
@@ -163,13 +165,13 @@ def test_metrics_need_a_token_too(guarded: Guarded) -> None:
         assert b"nv_inference_request_success" in response.read()
 
 
-def test_caller_in_the_clear_gets_nothing_and_stops_nothing(guarded: Guarded) -> None:
+def test_caller_in_the_clear_gets_nothing_and_stops_nothing(guarded: Guarded, program: Program) -> None:
     host, port = guarded.server.http.split(":")
     for data in (b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\xff\xff" + b"\0" * 100):
         with socket.create_connection((host, int(port)), timeout=20) as sock:
             sock.sendall(data)
             assert b"HTTP" not in sock.recv(100)
-    assert guarded.run("status", role="observe")[0] == 0
+    assert guarded.run(program, "status", role="observe")[0] == 0
 
 
 def test_no_token_is_in_the_log(guarded: Guarded) -> None:
