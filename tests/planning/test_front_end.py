@@ -26,6 +26,7 @@ def quick(rate: float, front_end: FrontEnd | None = FRONT_END) -> Problem:
         fleet=(Kind(name="k"),),
         profiles={("a", "k"): linear("a", "k", 0.0, 0.0001, cuts=(1000,), batches=(1, 16))},
         front_end=front_end,
+        time_limit=0.5,
     )
 
 
@@ -53,6 +54,7 @@ def apart(rate: float, front_end: FrontEnd) -> Problem:
         objective="rate",
         arrivals="even",
         front_end=front_end,
+        time_limit=0.5,
     )
 
 
