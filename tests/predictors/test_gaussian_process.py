@@ -221,7 +221,7 @@ def test_gaussian_process_with_missing_features_predicts() -> None:
     off = [abs(median(predictor, it.victim, it.colocated) / it.slowdown - 1) for it in samples[::5]]
     assert np.quantile(off, 0.9) < 0.02
     some = {**PROFILES, ("d", "k"): bare["d", "k"]}
-    assert fit(samples, some).slowdown(samples[-1].victim, samples[-1].colocated) > 1
+    assert fit(samples[-1::-3], some).slowdown(samples[-1].victim, samples[-1].colocated) > 1
 
 
 def test_observe_returns_corrected_predictor_and_keeps_the_original(

@@ -1,4 +1,4 @@
-"""Some inputs of each target, always the same; `make test-slow` tries five times as many, and `make fuzz` any number."""
+"""Some inputs of each target, the same each time; `make test-slow` tries more of them, and `make fuzz` any number."""
 
 from __future__ import annotations
 
