@@ -209,10 +209,14 @@ NOTHING = Tick(seconds=0.0, stayed=0, within_target=0, failed=0)
 
 
 @contextlib.contextmanager
-def foreign_programs(count: int) -> Iterator[None]:
+def foreign_programs(count: int, *, own_session: bool = False) -> Iterator[None]:
     """Keep so many processors busy within the block, by processes that are no children of this one: a server counts
-    those as its own."""
-    program = 'exec "$0" -c "while True: pass" >/dev/null'
+    those as its own.
+
+    own_session: each in a session of its own, as programs of other terminals and users are. Linux divides processors
+    between sessions first, where it groups processes by them (``sched_autogroup_enabled``).
+    """
+    program = f'exec {"setsid " if own_session else ""}"$0" -c "while True: pass" >/dev/null'
     loops = [
         int(subprocess.check_output(["/bin/sh", "-c", f"({program}) & echo $!", sys.executable])) for _ in range(count)
     ]

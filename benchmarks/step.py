@@ -1,12 +1,14 @@
 """How fast does a server follow when its load, or what other programs leave it, changes at once?
 
-`python -m benchmarks.step [--seconds S] [--models NAME …] [--tight] [--no-adapt] [--json]`
+`python -m benchmarks.step [--seconds S] [--models NAME …] [--tight] [--no-adapt] [--own-sessions] [--json]`
 
 Example models are served on shares of the processor. The rate of the model with the most load doubles, within 70 % of
 capacity, which the first plan knows nothing of; then other programs take one core, then two; then they end. Each of
 these five phases lasts `--seconds`. Reported for each: attainment in its first 10 seconds and after them, of all
 requests and of those that were not rejected on arrival, and when a plan was asked for and a new one in force.
-`--no-adapt`: the same with the first plan throughout.
+`--no-adapt`: the same with the first plan throughout. `--own-sessions`: each of the other programs in a session of its
+own, as those of other terminals and users are; without it Linux divides the processors among all processes alike, so
+that a server gets the more of them, the more of its own want to run.
 
 The first plan often has room for the doubled rate, by other batches or by what its partitions lend each other.
 `--tight` begins with a plan that has none: shares are not lent, and that model has a partition of its own, with the
@@ -74,7 +76,15 @@ PHASES = (("planned rates", 0), ("a rate doubled", 0), ("one core taken", 1), ("
 
 
 async def measure(
-    repository: Path, names: list[str], seconds: float, seed: int, *, tight: bool, adapt: bool, event_log: Path | None
+    repository: Path,
+    names: list[str],
+    seconds: float,
+    seed: int,
+    *,
+    tight: bool,
+    adapt: bool,
+    own_sessions: bool,
+    event_log: Path | None,
 ) -> Result:
     phases = PHASES[:2] if tight else PHASES
     async with served(
@@ -101,7 +111,7 @@ async def measure(
                 for number, (_, cores) in enumerate(phases):
                     await asyncio.sleep(max(0.0, number * seconds - (time.monotonic() - begun[0])))
                     taken.close()
-                    taken.enter_context(foreign_programs(cores))
+                    taken.enter_context(foreign_programs(cores, own_session=own_sessions))
                 await asyncio.sleep(seconds)
 
         tasks: list[asyncio.Task[None]] = []
@@ -197,6 +207,7 @@ def main() -> None:
     parser = arguments(__doc__, 30.0)
     parser.add_argument("--tight", action="store_true")
     parser.add_argument("--no-adapt", action="store_true")
+    parser.add_argument("--own-sessions", action="store_true")
     args = parser.parse_args()
     result = uvloop.run(
         measure(
@@ -206,6 +217,7 @@ def main() -> None:
             args.seed,
             tight=args.tight,
             adapt=not args.no_adapt,
+            own_sessions=args.own_sessions,
             event_log=args.event_log,
         )
     )
