@@ -38,7 +38,6 @@ STEPS_BETWEEN_CHECKS = 20  # of the budget
 SECONDS_PER_STEP = 1e-5  # of work
 SECONDS_PER_REFILL = 8e-6  # and for each partition that is refilled
 SECONDS_PER_REFILL_AND_ENTRY = 1e-9  # and for each model of each mode of its slot
-SECONDS_PER_COPIED_DEVICE = 1e-7  # and for each device of a state that is kept as the best
 TEMPERATURE = 1e-4  # part of the demand's value by which a step may raise the shortfall, on average, at first
 OF_LEAST = 0.1  # part of the least shortfall by which it may at most: a fleet that is nearly served is not left again
 RECUT_PROBABILITY = 0.2  # of a step that empties whole devices, and cuts them anew, rather than a few partitions
@@ -98,33 +97,31 @@ class FleetAnnealer:
         state = _Annealed(
             self._choices, devices, self._patterns, self._fleet.memory_limits, self._filler, own_rng, self._demand
         )
-        shortfall = least = state.shortfall()
+        shortfall = least = state.shortfall
         best, work, taken = state.copy(), budget.left(), 0
         temperature = TEMPERATURE
         while least > NO_SHORTFALL:
             if taken % STEPS_BETWEEN_CHECKS == 0:
+                budget.spend(state.work)
+                state.work = 0.0
                 left = budget.left()
                 if not left:
                     break
                 temperature = TEMPERATURE * left / work
             taken += 1
-            state.begin()
-            if own_rng.random() < TUNE_PROBABILITY:
-                state.tune()
-            else:
-                state.refill(state.ruined())
-            budget.spend(state.work)
-            after = state.shortfall()
+            state.step()
+            after = state.shortfall
             if after > shortfall + min(temperature, OF_LEAST * least) * -math.log(own_rng.random() + TINY):
                 state.undo()
                 continue
+            state.keep()
             shortfall = after
             if shortfall < least - NO_SHORTFALL:
                 least, best = shortfall, state.copy()
-                budget.spend(SECONDS_PER_COPIED_DEVICE * len(devices))
+        budget.spend(state.work)
         return [
             DeviceState(device.kind, device.id, list(pieces), [None if each is None else each.mode for each in own])
-            for device, (pieces, own) in zip(devices, best, strict=True)
+            for device, pieces, own in zip(devices, *best, strict=True)
         ]
 
 
@@ -137,7 +134,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _Table(msgspec.Struct, frozen=True):
     """Hold the choices of a slot. Column n of `models` and `values` is choice n, padded with a model that is never
-    short; reduced, gains: of the same shape, and of one row, to compute in."""
+    short; reduced, gains: of the same shape, and of one row, to compute in; work: seconds of a search."""
 
     choices: list[_Choice]
     models: IntArray
@@ -145,13 +142,26 @@ class _Table(msgspec.Struct, frozen=True):
     memory: Array
     reduced: Array
     gains: Array
+    work: float
+
+    def best(self, short: Array, memory: float) -> tuple[_Choice, float]:
+        """Return the choice within so many bytes that serves most of what is short, and how much; less than 0 where
+        none has the memory."""
+        reduced, gains = self.reduced, self.gains
+        short.take(self.models, out=reduced, mode="clip")
+        np.minimum(reduced, self.values, out=reduced)
+        np.add.reduce(reduced, axis=0, out=gains)
+        if memory < math.inf:
+            gains[self.memory > memory] = -1.0
+        n = int(gains.argmax())
+        return self.choices[n], float(gains[n])
 
 
 class _Choices:
     """Hold the modes to choose from by slot. prices: of a request/s of each model."""
 
     def __init__(self, modes: Sequence[Mode], prices: Array) -> None:
-        self.prices = prices
+        self.prices: list[float] = prices.tolist()
         self._known: dict[Mode, _Choice] = {}
         by_slot: dict[int, list[_Choice]] = {}
         for mode in modes:
@@ -161,7 +171,7 @@ class _Choices:
     def of(self, mode: Mode) -> _Choice:
         if mode not in self._known:
             served = zip(mode.models, mode.rates, strict=True)
-            self._known[mode] = _Choice(mode, tuple((i, float(self.prices[i]) * rate) for i, rate in served))
+            self._known[mode] = _Choice(mode, tuple((i, self.prices[i] * rate) for i, rate in served))
         return self._known[mode]
 
 
@@ -174,6 +184,7 @@ def _table(choices: list[_Choice], models: int) -> _Table:
         np.array([float(choice.mode.memory) for choice in choices]),
         np.zeros(shape),
         np.zeros(len(choices)),
+        SECONDS_PER_REFILL + SECONDS_PER_REFILL_AND_ENTRY * shape[0] * shape[1],
     )
     for n, choice in enumerate(choices):
         for row, (i, value) in enumerate(choice.served):
@@ -182,10 +193,13 @@ def _table(choices: list[_Choice], models: int) -> _Table:
 
 
 class _Annealed:
-    """Hold the devices during annealing. work: seconds that the last step took.
+    """Hold the devices during annealing. shortfall: the value that is not served; work: seconds taken by steps that
+    have not been counted yet.
 
     `_left`: value of each model's rate that is not served, below 0 where more is; `_short`: the same, at least 0, and a
-    model that is never short behind; `_hosts`: for each model on how many partitions which devices serve it.
+    model that is never short behind; `_hosts`: for each model the partitions that serve it, once a step is kept.
+    `_before`, `_left_before`: pieces and choices of the devices, and what was left of the models, that the step has
+    changed. A step changes a few of each: to copy all of them would take longer than the rest of it.
     """
 
     def __init__(
@@ -198,119 +212,131 @@ class _Annealed:
         rng: random.Random,
         demand: Array,
     ) -> None:
-        self._choices, self._filler, self._rng = choices, filler, rng
+        self._choices, self._filler, self._random = choices, filler, rng.random
         self._patterns = [patterns[device.kind] for device in devices]
         self._limits = [memory_limits[device.kind] for device in devices]
         self._pieces = [list(device.pieces) for device in devices]
         self._modes = [[None if mode is None else choices.of(mode) for mode in device.modes] for device in devices]
-        self._left: list[float] = (choices.prices * demand).tolist()
-        self._short = np.append(choices.prices * demand, 0.0)
-        self._hosts: list[dict[int, int]] = [{} for _ in demand]
+        self._left: list[float] = [price * rate for price, rate in zip(choices.prices, demand.tolist(), strict=True)]
+        self._short = np.array([*self._left, 0.0])
+        self._hosts: list[list[tuple[int, int]]] = [[] for _ in demand]
+        self._before: dict[int, tuple[list[int], list[_Choice | None]]] = {}
+        self._left_before: dict[int, float] = {}
+        self.work = self._shortfall_before = self.shortfall = 0.0
         for d, own in enumerate(self._modes):
             for choice in own:
-                self._change(d, choice, -1)
-        self.begin()
+                self._serve(choice)
+            self._list(d)
+        self.keep()
 
-    def begin(self) -> None:
-        """Begin a step, which `undo` takes back."""
-        self.work = SECONDS_PER_STEP
-        self._before: dict[int, tuple[list[int], list[_Choice | None]]] = {}
-        self._left_before, self._short_before = list(self._left), self._short.copy()
+    def step(self) -> None:
+        """Take a step, which `keep` or `undo` ends."""
+        self.work += SECONDS_PER_STEP
+        if self._random() < TUNE_PROBABILITY:
+            self.tune()
+        else:
+            self.refill(self.ruined())
+
+    def keep(self) -> None:
+        for d, (pieces, modes) in self._before.items():
+            # Most refills give back what was there.
+            if modes != self._modes[d] or pieces != self._pieces[d]:
+                self._unlist(d, modes)
+                self._list(d)
+        self._before.clear()
+        self._left_before.clear()
+        # Summed anew each time, lest rounding adds up.
+        self.shortfall = self._shortfall_before = float(np.add.reduce(self._short))
 
     def undo(self) -> None:
         for d, (pieces, modes) in self._before.items():
-            for choice in self._modes[d]:
-                self._host(d, choice, -1)
-            for choice in modes:
-                self._host(d, choice, 1)
             self._pieces[d], self._modes[d] = pieces, modes
-        self._left, self._short = self._left_before, self._short_before
+        for i, left in self._left_before.items():
+            self._left[i] = left
+            self._short[i] = max(left, 0.0)
+        self._before.clear()
+        self._left_before.clear()
+        self.shortfall = self._shortfall_before
 
-    def shortfall(self) -> float:
-        return float(self._short.sum())
-
-    def copy(self) -> list[tuple[list[int], list[_Choice | None]]]:
-        """Return pieces and choices of each device, which steps do not change."""
-        return [(pieces, list(own)) for pieces, own in zip(self._pieces, self._modes, strict=True)]
+    def copy(self) -> tuple[list[list[int]], list[list[_Choice | None]]]:
+        """Return pieces and choices of each device, which steps replace and do not change."""
+        return list(self._pieces), list(self._modes)
 
     def ruined(self) -> list[tuple[int, int]]:
         """Empty some partitions and return them in the order in which to refill them."""
-        rng = self._rng
+        rng = self._random
+        emptied = self._uncut() if rng() < RECUT_PROBABILITY else self._emptied()
+        emptied.sort(key=lambda _: rng())
+        return emptied
+
+    def _uncut(self) -> list[tuple[int, int]]:
+        """Empty whole devices, one or two, and cut them anew."""
+        rng, count = self._random, len(self._modes)
         emptied: list[tuple[int, int]] = []
-        if rng.random() < RECUT_PROBABILITY:
-            many = 2 if rng.random() < TWO_PROBABILITY else 1
-            for d in rng.sample(range(len(self._modes)), min(many, len(self._modes))):
-                if not self._patterns[d]:
-                    continue
-                self._touch(d)
-                for choice in self._modes[d]:
-                    self._change(d, choice, 1)
-                self._pieces[d] = list(rng.choice(self._patterns[d]))
-                self._modes[d] = [None] * len(self._pieces[d])
-                emptied += [(d, p) for p in range(len(self._pieces[d]))]
-        else:
-            related = rng.random() < RELATED_PROBABILITY
-            models = [self._any_short()] if related else []
-            for _ in range(MIN_EMPTIED + int(rng.expovariate(1 / MORE_EMPTIED))):
-                at = self._partition(rng.choice(models) if models else None)
-                if at is None or at in emptied:
-                    continue
-                d, p = at
-                self._touch(d)
-                choice = self._modes[d][p]
-                self._change(d, choice, 1)
-                self._modes[d][p] = None
-                emptied.append((d, p))
-                if related and choice is not None:
-                    models += choice.mode.models
-        rng.shuffle(emptied)
+        chosen = {int(rng() * count) for _ in range(2 if rng() < TWO_PROBABILITY else 1)} if count else ()
+        for d in chosen:
+            patterns = self._patterns[d]
+            if not patterns:
+                continue
+            self._touch(d)
+            for choice in self._modes[d]:
+                self._release(choice)
+            self._pieces[d] = list(patterns[int(rng() * len(patterns))])
+            self._modes[d] = [None] * len(self._pieces[d])
+            emptied += [(d, p) for p in range(len(self._pieces[d]))]
+        return emptied
+
+    def _emptied(self) -> list[tuple[int, int]]:
+        """Empty a few partitions, most often such that have models in common."""
+        rng = self._random
+        emptied: list[tuple[int, int]] = []
+        related = rng() < RELATED_PROBABILITY
+        models = [self._any_short()] if related else []
+        for _ in range(MIN_EMPTIED + int(-math.log(1.0 - rng()) * MORE_EMPTIED)):
+            at = self._partition(emptied, models[int(rng() * len(models))] if models else None)
+            if at is None or at in emptied:
+                continue
+            emptied.append(at)
+            choice = self._empty(*at)
+            if related and choice is not None:
+                models += choice.mode.models
         return emptied
 
     def _any_short(self) -> int:
         """Return a model at random of those that are short."""
-        return int(self._rng.choice(np.flatnonzero(self._short).tolist()))
+        short = self._short.nonzero()[0]
+        return int(short[int(self._random() * len(short))])
 
-    def _partition(self, i: int | None = None) -> tuple[int, int] | None:
-        """Return a device and one of its partitions at random, of those that serve a model where there are any; None
-        where the device has none."""
-        rng = self._rng
-        hosts = self._hosts[i] if i is not None else None
-        if not hosts:
-            d = int(rng.random() * len(self._modes))
-            return (d, int(rng.random() * len(self._pieces[d]))) if self._pieces[d] else None
-        d = rng.choice(list(hosts))
-        own = [p for p, choice in enumerate(self._modes[d]) if choice is not None and i in choice.mode.models]
-        return d, rng.choice(own)
+    def _partition(self, emptied: Sequence[tuple[int, int]] = (), i: int | None = None) -> tuple[int, int] | None:
+        """Return a device and one of its partitions at random, of those not emptied yet that serve a model where there
+        are any; None where the device has none."""
+        rng = self._random
+        hosts = [] if i is None else [at for at in self._hosts[i] if at not in emptied]
+        if hosts:
+            return hosts[int(rng() * len(hosts))]
+        d = int(rng() * len(self._modes))
+        return (d, int(rng() * len(self._pieces[d]))) if self._pieces[d] else None
 
     def refill(self, partitions: Sequence[tuple[int, int]]) -> None:
         """Place on each partition the mode that serves most of what is short."""
-        rng = self._rng
-        makes = rng.random() < MADE_PROBABILITY
+        rng = self._random
+        makes = rng() < MADE_PROBABILITY
         for d, p in partitions:
             s = self._pieces[d][p]
             table = self._choices.tables.get(s)
             if table is None:
                 continue
-            reduced, gains = table.reduced, table.gains
-            self._short.take(table.models, out=reduced, mode="clip")
-            np.minimum(reduced, table.values, out=reduced)
-            np.add.reduce(reduced, axis=0, out=gains)
-            self.work += SECONDS_PER_REFILL + SECONDS_PER_REFILL_AND_ENTRY * reduced.size
-            memory_left = self._memory_left(d)
-            if memory_left < math.inf:
-                gains[table.memory > memory_left] = -1.0
-            n = int(gains.argmax())
-            chosen, gain = table.choices[n], float(gains[n])
-            if makes and rng.random() < FILL_PROBABILITY:
-                self.work += SECONDS_PER_MADE_MODE
-                made = self._filler.fill(s, self._short[:-1] / self._choices.prices, memory_left)
+            self.work += table.work
+            memory = self._memory_left(d)
+            chosen, gain = table.best(self._short, memory)
+            if makes and rng() < FILL_PROBABILITY:
+                made = self._made(s, memory)
                 if made is not None:
-                    other = self._choices.of(made)
-                    own = sum(min(value, self._left[i]) for i, value in other.served if self._left[i] > 0)
-                    chosen, gain = (other, own) if own > gain else (chosen, gain)
+                    own = sum(min(value, self._left[i]) for i, value in made.served if self._left[i] > 0)
+                    chosen, gain = (made, own) if own > gain else (chosen, gain)
             if gain > TINY:
                 self._modes[d][p] = chosen
-                self._change(d, chosen, -1)
+                self._serve(chosen)
 
     def tune(self) -> None:
         """Make a mode anew for the models of some partition and one that is short: with batches as small as what others
@@ -320,41 +346,74 @@ class _Annealed:
         if at is None:
             return
         d, p = at
-        old = self._modes[d][p]
-        self._touch(d)
-        self._change(d, old, 1)
-        self._modes[d][p] = None
-        self.work += SECONDS_PER_MADE_MODE
+        old = self._empty(d, p)
         models = () if old is None else old.mode.models
         first = [*models, *(() if i in models else (i,))]
-        made = self._filler.fill(
-            self._pieces[d][p], self._short[:-1] / self._choices.prices, self._memory_left(d), first, in_part=True
-        )
-        chosen = old if made is None else self._choices.of(made)
-        self._modes[d][p] = chosen
-        self._change(d, chosen, -1)
+        made = self._made(self._pieces[d][p], self._memory_left(d), first)
+        self._modes[d][p] = chosen = old if made is None else made
+        self._serve(chosen)
+
+    def _made(self, s: int, memory: float, first: Sequence[int] = ()) -> _Choice | None:
+        """Make a mode for what is short; of the models given first in part, too."""
+        self.work += SECONDS_PER_MADE_MODE
+        short, prices = self._short, self._choices.prices
+        models = short.nonzero()[0]
+        demand = {i: value / prices[i] for i, value in zip(models.tolist(), short[models].tolist(), strict=True)}
+        made = self._filler.fill(s, demand, memory, first, in_part=bool(first))
+        return None if made is None else self._choices.of(made)
+
+    def _empty(self, d: int, p: int) -> _Choice | None:
+        """Take from a partition what it runs, and return that."""
+        self._touch(d)
+        choice = self._modes[d][p]
+        self._modes[d][p] = None
+        self._release(choice)
+        return choice
 
     def _touch(self, d: int) -> None:
         if d not in self._before:
             self._before[d] = self._pieces[d], self._modes[d]
             self._modes[d] = list(self._modes[d])
 
-    def _change(self, d: int, choice: _Choice | None, sign: int) -> None:
-        """Take a choice from a device (1) or place it there (-1)."""
-        for i, value in choice.served if choice is not None else ():
-            left = self._left[i] = self._left[i] + sign * value
-            self._short[i] = max(left, 0.0)
-        self._host(d, choice, -sign)
+    def _release(self, choice: _Choice | None) -> None:
+        """Count what a choice serves as not served."""
+        if choice is None:
+            return
+        left = self._left
+        for i, value in choice.served:
+            old = left[i]
+            self._left_before.setdefault(i, old)
+            new = left[i] = old + value
+            if new > 0.0:
+                self._short[i] = new
+                self.shortfall += min(new, value)
 
-    def _host(self, d: int, choice: _Choice | None, sign: int) -> None:
-        """Count a device among those that serve the models of a choice once more (1) or less (-1)."""
-        for i, _ in choice.served if choice is not None else ():
-            hosts = self._hosts[i]
-            many = hosts.get(d, 0) + sign
-            if many:
-                hosts[d] = many
-            else:
-                del hosts[d]
+    def _serve(self, choice: _Choice | None) -> None:
+        """Count what a choice serves as served."""
+        if choice is None:
+            return
+        left = self._left
+        for i, value in choice.served:
+            old = left[i]
+            self._left_before.setdefault(i, old)
+            new = left[i] = old - value
+            if old > 0.0:
+                self._short[i] = max(new, 0.0)
+                self.shortfall -= min(old, value)
+
+    def _list(self, d: int) -> None:
+        """Note that the partitions of a device serve the models of their choices."""
+        for p, choice in enumerate(self._modes[d]):
+            if choice is not None:
+                for i in choice.mode.models:
+                    self._hosts[i].append((d, p))
+
+    def _unlist(self, d: int, modes: Sequence[_Choice | None]) -> None:
+        """Take back what was noted of a device when it had these choices."""
+        for p, choice in enumerate(modes):
+            if choice is not None:
+                for i in choice.mode.models:
+                    self._hosts[i].remove((d, p))
 
     def _memory_left(self, d: int) -> float:
         """Return the bytes of a device that its workers leave to others; inf where memory cannot limit."""

@@ -9,19 +9,28 @@ partitions serve already, so such modes are made during the search.
 from __future__ import annotations
 
 import math
+import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 
-Array = NDArray[np.float64]
-
 PARTS = (1.0, 0.5, 0.25, 0.125)  # of a model's demand to try in turn, where one partition may not carry all of it
 ALIKE_PROBABILITY = 0.5  # of adding models in order of how close their targets are to that of the first
+
+
+class _Curve(NamedTuple):
+    """Hold the options of a model on a slot that serve more rows than all faster ones, the fastest first: their
+    indices, rows, seconds and bytes."""
+
+    options: list[int]
+    rows: list[float]
+    latency: list[float]
+    memory: list[float]
 
 
 class RoundFiller:
@@ -29,85 +38,95 @@ class RoundFiller:
 
     def __init__(self, catalog: ModeCatalog) -> None:
         self._catalog = catalog
-        self._rng = np.random.default_rng(0)
+        # Of the standard library: for a few models numpy's generator takes several times as long.
+        self._random = random.Random(0).random  # noqa: S311
         self._slo: list[float] = catalog.slo.tolist()
-        self._log_slo = np.log(catalog.slo)
-        self._curves: dict[tuple[int, int], tuple[list[int], list[float], list[float]]] = {}
+        self._log_slo: list[float] = np.log(catalog.slo).tolist()
+        self._curves: list[dict[int, _Curve]] = [{} for _ in catalog.slots]
         self._made: dict[tuple[int, tuple[tuple[int, int], ...]], Mode] = {}
 
     def fill(
-        self, s: int, demand: Array, memory: float, first: Sequence[int] = (), *, in_part: bool = False
+        self,
+        s: int,
+        demand: Mapping[int, float],
+        memory: float,
+        first: Sequence[int] = (),
+        *,
+        in_part: bool = False,
     ) -> Mode | None:
-        """Return a mode of a slot for this demand, in requests/s of each model, within its memory and so many bytes of
-        the device; None where the first model of the order cannot be served there.
+        """Return a mode of a slot for this demand, in requests/s of each model that is short, within its memory and so
+        many bytes of the device; None where none of these models can be served there.
 
         Models are added one after the other, each with its whole demand, as long as every target holds. Batches are the
         smallest that keep up. first: models that are added before the others; in_part: with a part of their demand
         where the whole does not fit.
         """
         memory = min(memory, float(self._catalog.slots[s].memory))
-        order = [*(i for i in first if demand[i] > 0), *self._order(demand, first)]
+        curves, slo = self._curves[s], self._slo
         chosen: dict[int, int] = {}
-        demands = demand.tolist()
-        for i in order:
+        demands: dict[int, float] = {}
+        length, latest = 0.0, math.inf  # seconds of the round, and what it may take for the targets of those chosen
+        for i in self._order(demand, first):
+            curve = curves.get(i) or self._curve(s, i)
+            # Most models do not even fit with their fastest option.
+            if not curve.rows or length + curve.latency[0] > min(latest, slo[i] - curve.latency[0]):
+                continue
             for part in PARTS if not chosen or (in_part and i in first) else (1.0,):
-                demands[i] = part * float(demand[i])
-                grown = self._grown(s, chosen | {i: 0}, demands)
-                if grown is not None and self._memory(s, grown) <= memory:
-                    chosen = grown
+                demands[i] = part * demand[i]
+                grown = self._grown(curves, chosen | {i: 0}, length + curve.latency[0], demands)
+                if grown is not None and sum(curves[j].memory[n] for j, n in grown[0].items()) <= memory:
+                    chosen, length = grown
+                    latest = min(slo[j] - curves[j].latency[n] for j, n in chosen.items())
                     break
         if not chosen:
             return None
-        key = s, tuple(sorted((i, self._curve(s, i)[0][n]) for i, n in chosen.items()))
+        key = s, tuple(sorted((i, curves[i].options[n]) for i, n in chosen.items()))
         if key not in self._made:
             self._made[key] = self._catalog.mode(*key)
         return self._made[key]
 
-    def _order(self, demand: Array, but: Sequence[int]) -> list[int]:
-        short = np.array([i for i in np.flatnonzero(demand > 0).tolist() if i not in but], dtype=np.int64)
-        order = self._rng.permutation(short)
-        if len(order) > 2 and self._rng.random() < ALIKE_PROBABILITY:
-            distance = np.abs(self._log_slo[order] - self._log_slo[order[0]])
-            order = order[np.argsort(distance, kind="stable")]
-        return [int(i) for i in order]
+    def _order(self, demand: Mapping[int, float], first: Sequence[int]) -> list[int]:
+        """Return the models that are short: those given first as they are, the others at random."""
+        rng, log_slo = self._random, self._log_slo
+        order = sorted((i for i in demand if i not in first), key=lambda _: rng())
+        if len(order) > 2 and rng() < ALIKE_PROBABILITY:
+            target = log_slo[order[0]]
+            order.sort(key=lambda i: abs(log_slo[i] - target))
+        return [*(i for i in first if i in demand), *order]
 
-    def _grown(self, s: int, chosen: dict[int, int], demands: Sequence[float]) -> dict[int, int] | None:
-        """Return the least options that keep up, from `chosen` on; None where some target does not hold.
+    def _grown(
+        self, curves: Mapping[int, _Curve], chosen: dict[int, int], length: float, demands: Mapping[int, float]
+    ) -> tuple[dict[int, int], float] | None:
+        """Return the least options that keep up, from `chosen` on, and the seconds of their round, from `length` on;
+        None where some target does not hold.
 
         This is `smallest_batches`, begun where a smaller set of models ended: more models only need larger batches.
         """
-        curves = {i: self._curve(s, i) for i in chosen}
-        if not all(rows for _, rows, _ in curves.values()):
-            return None
-        chosen = dict(chosen)
-        length = math.fsum(curves[i][2][n] for i, n in chosen.items())
+        slo = self._slo
         grew = True
         while grew:
             grew = False
             for i, n in chosen.items():
-                _, rows, latency = curves[i]
-                if length + latency[n] > self._slo[i]:
+                _, rows, latency, _ = curves[i]
+                own = latency[n]
+                if length + own > slo[i]:
                     return None
-                least = bisect_left(rows, demands[i] * length * (1 - ROUNDING_TOLERANCE), lo=n)
+                needed = demands[i] * length * (1 - ROUNDING_TOLERANCE)
+                if rows[n] >= needed:
+                    continue
+                least = bisect_left(rows, needed, lo=n)
                 if least == len(rows):
                     return None
-                if least > n:
-                    chosen[i] = least
-                    length += latency[least] - latency[n]
-                    grew = True
-        return chosen
+                chosen[i] = least
+                length += latency[least] - own
+                grew = True
+        return chosen, length
 
-    def _memory(self, s: int, chosen: dict[int, int]) -> float:
-        memory = self._catalog.options.memory
-        return float(sum(memory[s, i, self._curve(s, i)[0][n]] for i, n in chosen.items()))
-
-    def _curve(self, s: int, i: int) -> tuple[list[int], list[float], list[float]]:
-        """Return the options of a model on a slot that serve more rows than all faster ones: their indices, rows and
-        seconds."""
-        if (s, i) not in self._curves:
-            options = self._catalog.options
-            rows = options.rows[s, i]
-            before = np.concatenate([[0.0], np.maximum.accumulate(rows)[:-1]])
-            kept = np.flatnonzero(np.isfinite(options.latency[s, i]) & (rows > before))
-            self._curves[s, i] = kept.tolist(), rows[kept].tolist(), options.latency[s, i, kept].tolist()
-        return self._curves[s, i]
+    def _curve(self, s: int, i: int) -> _Curve:
+        options = self._catalog.options
+        rows = options.rows[s, i]
+        before = np.concatenate([[0.0], np.maximum.accumulate(rows)[:-1]])
+        kept = np.flatnonzero(np.isfinite(options.latency[s, i]) & (rows > before))
+        latency, memory = options.latency[s, i, kept], options.memory[s, i, kept]
+        curve = self._curves[s][i] = _Curve(kept.tolist(), rows[kept].tolist(), latency.tolist(), memory.tolist())
+        return curve

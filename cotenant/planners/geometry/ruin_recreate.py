@@ -340,8 +340,9 @@ class FleetState:
         """Return a mode made for what comes short, of these models first; None where the first cannot be served."""
         assert self.filler is not None
         self.made_modes += 1
-        short = np.maximum(self.target - self.served, 0.0)
-        mode = self.filler.fill(self.devices[d].pieces[p], short * self.pool.rates, self._memory_left(d), first)
+        demand = (self.target - self.served) * self.pool.rates
+        short = {i: float(demand[i]) for i in np.flatnonzero(demand > 0).tolist()}
+        mode = self.filler.fill(self.devices[d].pieces[p], short, self._memory_left(d), first)
         return None if mode is None else self._known(mode)
 
     def _known(self, mode: Mode) -> Mode:

@@ -31,10 +31,10 @@ def catalog(slos: list[float]) -> ModeCatalog:
 
 def test_fill_serves_all_models_that_fit_their_targets_at_once() -> None:
     """Five batches of one row take 25 ms: with its own batch each waits for 30 ms."""
-    mode = RoundFiller(catalog([0.031] * 5)).fill(1, np.full(5, 1.0), math.inf)
+    mode = RoundFiller(catalog([0.031] * 5)).fill(1, dict.fromkeys(range(5), 1.0), math.inf)
     assert mode is not None
     assert (mode.models, mode.batches) == ((0, 1, 2, 3, 4), (1, 1, 1, 1, 1))
-    mode = RoundFiller(catalog([0.029] * 5)).fill(1, np.full(5, 1.0), math.inf)
+    mode = RoundFiller(catalog([0.029] * 5)).fill(1, dict.fromkeys(range(5), 1.0), math.inf)
     assert mode is not None
     assert len(mode.models) == 4
 
@@ -42,14 +42,14 @@ def test_fill_serves_all_models_that_fit_their_targets_at_once() -> None:
 def test_fill_begins_with_the_models_that_are_given_first() -> None:
     filler = RoundFiller(catalog([0.029] * 5))
     for first in ((4, 3, 2, 1), (0, 2, 3, 4)):
-        mode = filler.fill(1, np.full(5, 1.0), math.inf, first)
+        mode = filler.fill(1, dict.fromkeys(range(5), 1.0), math.inf, first)
         assert mode is not None
         assert set(mode.models) == set(first)
 
 
 def test_fill_adds_a_part_of_the_demand_of_a_model_that_is_given_first_only_where_told_to() -> None:
     """The first takes rounds of 20 ms at most: of the second's demand half fits beside it, and all does not."""
-    filler, demand = RoundFiller(catalog([0.04, 0.04])), np.array([200.0, 600.0])
+    filler, demand = RoundFiller(catalog([0.04, 0.04])), {0: 200.0, 1: 600.0}
     alone, beside = (filler.fill(1, demand, math.inf, (0, 1), in_part=in_part) for in_part in (False, True))
     assert alone is not None
     assert beside is not None
@@ -59,8 +59,8 @@ def test_fill_adds_a_part_of_the_demand_of_a_model_that_is_given_first_only_wher
 
 
 def test_fill_of_what_nobody_needs_or_no_target_allows_is_none() -> None:
-    assert RoundFiller(catalog([0.1])).fill(1, np.zeros(1), math.inf) is None
-    assert RoundFiller(catalog([0.1, 0.011])).fill(0, np.array([0.0, 1.0]), math.inf) is None
+    assert RoundFiller(catalog([0.1])).fill(1, {}, math.inf) is None
+    assert RoundFiller(catalog([0.1, 0.011])).fill(0, {1: 1.0}, math.inf) is None
 
 
 def on_instances(many: int) -> Problem:
@@ -83,7 +83,7 @@ def test_fill_keeps_within_the_memory_of_a_mig_instance() -> None:
     known = PlanningContext(on_instances(12)).catalog
     filler = RoundFiller(known)
     for s, slot in enumerate(known.slots):
-        mode = filler.fill(s, np.full(12, 1.0), math.inf)
+        mode = filler.fill(s, dict.fromkeys(range(12), 1.0), math.inf)
         assert mode is not None
         assert len(mode.models) == min(12, slot.memory // (3 * GIB))
 
@@ -103,7 +103,7 @@ def test_models_that_instances_have_no_memory_for_leave_the_others_served() -> N
 @settings(max_examples=40, deadline=None)
 def test_fill_keeps_every_target_and_up_with_the_demand(slos: list[float], seed: int, memory: float) -> None:
     known = catalog(slos)
-    demand = np.random.default_rng(seed).uniform(0.0, 300.0, len(slos))
+    demand = dict(enumerate(np.random.default_rng(seed).uniform(0.0, 300.0, len(slos)).tolist()))
     first, again = (RoundFiller(known).fill(1, demand, memory) for _ in range(2))
     assert first == again
     if first is None:
