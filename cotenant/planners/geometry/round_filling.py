@@ -25,12 +25,17 @@ ALIKE_PROBABILITY = 0.5  # of adding models in order of how close their targets 
 
 class _Curve(NamedTuple):
     """Hold the options of a model on a slot that serve more rows than all faster ones, the fastest first: their
-    indices, rows, seconds and bytes."""
+    indices, rows, seconds and bytes.
+
+    fastest: seconds of the first (inf where there is none); latest: of the longest round that it may be in.
+    """
 
     options: list[int]
     rows: list[float]
     latency: list[float]
     memory: list[float]
+    fastest: float
+    latest: float
 
 
 class RoundFiller:
@@ -62,21 +67,25 @@ class RoundFiller:
         where the whole does not fit.
         """
         memory = min(memory, float(self._catalog.slots[s].memory))
-        curves, slo = self._curves[s], self._slo
+        curves = self._curves[s]
         chosen: dict[int, int] = {}
         demands: dict[int, float] = {}
         length, latest = 0.0, math.inf  # seconds of the round, and what it may take for the targets of those chosen
         for i in self._order(demand, first):
             curve = curves.get(i) or self._curve(s, i)
             # Most models do not even fit with their fastest option.
-            if not curve.rows or length + curve.latency[0] > min(latest, slo[i] - curve.latency[0]):
+            round_length = length + curve.fastest
+            if round_length > latest or round_length > curve.latest:
                 continue
             for part in PARTS if not chosen or (in_part and i in first) else (1.0,):
                 demands[i] = part * demand[i]
-                grown = self._grown(curves, chosen | {i: 0}, length + curve.latency[0], demands)
-                if grown is not None and sum(curves[j].memory[n] for j, n in grown[0].items()) <= memory:
+                own = self._least(curve, i, length, latest, demands[i])
+                if own is None:
+                    continue
+                grown = self._grown(curves, chosen | {i: own}, length + curve.latency[own], demands)
+                if grown is not None and sum([curves[j].memory[n] for j, n in grown[0].items()]) <= memory:
                     chosen, length = grown
-                    latest = min(slo[j] - curves[j].latency[n] for j, n in chosen.items())
+                    latest = min([self._slo[j] - curves[j].latency[n] for j, n in chosen.items()])
                     break
         if not chosen:
             return None
@@ -94,6 +103,22 @@ class RoundFiller:
             order.sort(key=lambda i: abs(log_slo[i] - target))
         return [*(i for i in first if i in demand), *order]
 
+    def _least(self, curve: _Curve, i: int, others: float, latest: float, demand: float) -> int | None:
+        """Return the least option of a model that keeps up if the others take so many seconds of a round; None where
+        the round then lasts beyond `latest`, or beyond the model's own target."""
+        n = 0
+        while True:
+            own = curve.latency[n]
+            length = others + own
+            if length > latest or length + own > self._slo[i]:
+                return None
+            least = bisect_left(curve.rows, demand * length * (1 - ROUNDING_TOLERANCE), lo=n)
+            if least == n:
+                return n
+            if least == len(curve.rows):
+                return None
+            n = least
+
     def _grown(
         self, curves: Mapping[int, _Curve], chosen: dict[int, int], length: float, demands: Mapping[int, float]
     ) -> tuple[dict[int, int], float] | None:
@@ -107,7 +132,7 @@ class RoundFiller:
         while grew:
             grew = False
             for i, n in chosen.items():
-                _, rows, latency, _ = curves[i]
+                _, rows, latency, *_ = curves[i]
                 own = latency[n]
                 if length + own > slo[i]:
                     return None
@@ -128,5 +153,8 @@ class RoundFiller:
         before = np.concatenate([[0.0], np.maximum.accumulate(rows)[:-1]])
         kept = np.flatnonzero(np.isfinite(options.latency[s, i]) & (rows > before))
         latency, memory = options.latency[s, i, kept], options.memory[s, i, kept]
-        curve = self._curves[s][i] = _Curve(kept.tolist(), rows[kept].tolist(), latency.tolist(), memory.tolist())
+        fastest = float(latency[0]) if len(kept) else math.inf
+        curve = self._curves[s][i] = _Curve(
+            kept.tolist(), rows[kept].tolist(), latency.tolist(), memory.tolist(), fastest, self._slo[i] - fastest
+        )
         return curve
