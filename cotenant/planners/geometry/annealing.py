@@ -25,7 +25,6 @@ from cotenant.planners.geometry.round_filling import RoundFiller
 from cotenant.planners.geometry.ruin_recreate import (
     EVEN_PRICE_FRACTION,
     FILL_PROBABILITY,
-    SECONDS_PER_MADE_MODE,
     DeviceState,
     FleetState,
     ModePool,
@@ -35,9 +34,10 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 STEPS_BETWEEN_CHECKS = 20  # of the budget
-SECONDS_PER_STEP = 1e-5  # of work
-SECONDS_PER_REFILL = 8e-6  # and for each partition that is refilled
+SECONDS_PER_STEP = 6e-6  # of work
+SECONDS_PER_REFILL = 5e-6  # and for each partition that is refilled
 SECONDS_PER_REFILL_AND_ENTRY = 1e-9  # and for each model of each mode of its slot
+SECONDS_PER_MADE_MODE = 5e-5  # and for each mode that is made
 TEMPERATURE = 1e-4  # part of the demand's value by which a step may raise the shortfall, on average, at first
 OF_LEAST = 0.1  # part of the least shortfall by which it may at most: a fleet that is nearly served is not left again
 RECUT_PROBABILITY = 0.2  # of a step that empties whole devices, and cuts them anew, rather than a few partitions

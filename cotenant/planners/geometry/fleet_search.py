@@ -50,7 +50,7 @@ NEXT_SLACK = (
 )
 UNSERVED_SHARE = 0.5  # of the time left then, where all devices leave something unserved
 FILLED_SHARE = 0.3  # of a fleet's time, which making a start anew may take
-TRIES = 4  # at a fleet, from these two starts in turn: how long one takes varies more than tenfold
+TRIES = 4  # at a fleet: how long one takes varies more than tenfold
 HOPELESS = 6e-3  # part of the demand's value that the first two leave unserved, above which a fleet is given up
 MAX_FIRST_PATTERNS = 12  # of a kind, with which a start is made
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
@@ -197,7 +197,11 @@ class FleetSearch:
         for n in range(TRIES):
             if n == 1:
                 starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))))
-            tried.append(self._annealed(starts[n % 2], budget.part(1 / (TRIES - n))))
+            elif n == 2:
+                # On from the better of both, which a large fleet needs, and once more from its start, as a small one.
+                better = tried.index(nearest)
+                starts += [nearest, starts[better]]
+            tried.append(self._annealed(starts[n], budget.part(1 / (TRIES - n))))
             if not self._missing(self.served(tried[-1])).any():
                 return tried[-1]
             nearest = min(tried, key=self._shortfall_of)
