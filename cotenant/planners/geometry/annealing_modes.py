@@ -7,6 +7,8 @@ pairs of models on each slot, and rounds of more models at prices and for parts 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ NEAR_PRICE_OF_MORE = 0.7  # and of others
 MAX_CELLS = 3_000_000  # models times columns: annealing keeps a table of them
 MAX_MORE = 8000  # modes besides the columns of the relaxation
 MAX_PAIRED_MODELS = 40  # of which every two are paired: those of most value
+PAIRS_SHARE = 0.15  # of the work left, which these may take: with fewer models where there is little
 MAX_PAIRS = 400  # of each slot
 ROUNDS = 6  # of pricing at varied prices
 ROUNDS_SHARE = 0.1  # of the work left, which they may take
@@ -51,11 +54,13 @@ def annealing_modes(
 
 
 def _pairs(diver: Diver, demand: Array, prices: Array, slot_prices: Array, budget: WorkBudget) -> list[Mode]:
-    models = np.argsort(-prices * demand, kind="stable")[:MAX_PAIRED_MODELS].tolist()
     options = min(MAX_PAIRED_OPTIONS, diver.catalog.options.latency.shape[2])
+    seconds = SECONDS_PER_CELL * options**2 / 2  # for each two models on a slot
+    affordable = math.isqrt(int(PAIRS_SHARE * budget.left() / (seconds * len(diver.slots))))
+    models = np.argsort(-prices * demand, kind="stable")[: min(MAX_PAIRED_MODELS, affordable)].tolist()
     pairs: list[Mode] = []
     for s in diver.slots if len(models) > 1 else ():
-        budget.spend(SECONDS_PER_CELL * len(models) ** 2 * options**2 / 2)
+        budget.spend(seconds * len(models) ** 2)
         least = NEAR_PRICE_OF_MORE * float(slot_prices[s])
         pairs += diver.catalog.best_pairs(s, models, prices, demand, least, MAX_PAIRS)
     return pairs
