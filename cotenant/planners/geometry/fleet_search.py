@@ -198,16 +198,15 @@ class FleetSearch:
             if n == 1:
                 starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))))
             elif n == 2:
-                # On from the better of both, which a large fleet needs, and once more from its start, as a small one.
-                better = tried.index(nearest)
-                starts += [nearest, starts[better]]
+                better = int(np.argmin([self._shortfall_of(found) for found in tried]))
+                if self._shortfall_of(tried[better]) > HOPELESS * float(self.prices @ self.demand):
+                    break
+                # On from what left least, as large fleets need, and once more from where that began, as small ones do.
+                starts += [tried[better], starts[better]]
             tried.append(self._annealed(starts[n], budget.part(1 / (TRIES - n))))
             if not self._missing(self.served(tried[-1])).any():
                 return tried[-1]
-            nearest = min(tried, key=self._shortfall_of)
-            if n == 1 and self._shortfall_of(nearest) > HOPELESS * float(self.prices @ self.demand):
-                break
-        return nearest
+        return min(tried, key=self._shortfall_of)
 
     def _annealed(self, devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
         start = [self._state_of(device) for device in devices]

@@ -9,7 +9,6 @@ partitions serve already, so such modes are made during the search.
 from __future__ import annotations
 
 import math
-import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -43,8 +42,7 @@ class RoundFiller:
 
     def __init__(self, catalog: ModeCatalog) -> None:
         self._catalog = catalog
-        # Of the standard library: for a few models numpy's generator takes several times as long.
-        self._random = random.Random(0).random  # noqa: S311
+        self._rng = np.random.default_rng(0)
         self._slo: list[float] = catalog.slo.tolist()
         self._log_slo: list[float] = np.log(catalog.slo).tolist()
         self._curves: list[dict[int, _Curve]] = [{} for _ in catalog.slots]
@@ -96,9 +94,11 @@ class RoundFiller:
 
     def _order(self, demand: Mapping[int, float], first: Sequence[int]) -> list[int]:
         """Return the models that are short: those given first as they are, the others at random."""
-        rng, log_slo = self._random, self._log_slo
-        order = sorted((i for i in demand if i not in first), key=lambda _: rng())
-        if len(order) > 2 and rng() < ALIKE_PROBABILITY:
+        log_slo, others = self._log_slo, [i for i in demand if i not in first]
+        # All at once: for a single number numpy's generator takes as long.
+        alike, *keys = self._rng.random(1 + len(others)).tolist()
+        order = [i for _, i in sorted(zip(keys, others, strict=True))]
+        if len(order) > 2 and alike < ALIKE_PROBABILITY:
             target = log_slo[order[0]]
             order.sort(key=lambda i: abs(log_slo[i] - target))
         return [*(i for i in first if i in demand), *order]
