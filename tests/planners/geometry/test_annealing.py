@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 
 import msgspec
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.planner_problems import Recipe, problem
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry import annealing
+from cotenant.planners.geometry import annealing_modes as annealing_modes_module
 from cotenant.planners.geometry.annealing import FleetAnnealer, pieces_by_kind, with_free_pieces
 from cotenant.planners.geometry.annealing_modes import NEAR_PRICE_OF_MORE, annealing_modes
 from cotenant.planners.geometry.budget import WorkBudget
@@ -195,3 +197,68 @@ def test_pieces_that_no_mode_takes_stay_free() -> None:
     patterns = [(mode.slot + 1,), (mode.slot, mode.slot)]
     assert with_free_pieces([mode], patterns) == [(mode.slot, mode), (mode.slot, None)]
     assert with_free_pieces([mode, mode, mode], patterns) == [(mode.slot, mode)] * 3
+
+
+def test_a_step_that_is_undone_leaves_nothing_and_one_that_is_kept_all_that_it_changed() -> None:
+    """What is counted step by step, against the same devices counted anew."""
+    context = PlanningContext(ASKED)
+    annealer = annealer_of(context)
+
+    def state_of(devices: list[DeviceState]) -> annealing._Annealed:
+        return annealing._Annealed(
+            annealer._choices,
+            devices,
+            annealer._patterns,
+            context.memory_limits,
+            RoundFiller(context.catalog),
+            random.Random(1),  # noqa: S311
+            context.rates,
+        )
+
+    def devices_of(state: annealing._Annealed) -> list[DeviceState]:
+        pairs = zip(kinds, *state.copy(), strict=True)
+        return [
+            DeviceState(k, None, list(own), [None if c is None else c.mode for c in chosen]) for k, own, chosen in pairs
+        ]
+
+    filled = annealer.filled([2, 1], WorkBudget(ASKED))
+    kinds = [device.kind for device in filled]
+    state, kept, changed = state_of(filled), filled, 0
+    for n in range(300):
+        state.step()
+        during = devices_of(state)
+        assert state.shortfall == pytest.approx(state_of(during).shortfall, abs=1e-12)
+        changed += during != kept
+        if n % 2:
+            state.undo()
+        else:
+            state.keep()
+            kept = during
+        anew = state_of(kept)
+        assert devices_of(state) == kept
+        assert state.shortfall == pytest.approx(anew.shortfall, abs=1e-12)
+        assert state._left == pytest.approx(anew._left, abs=1e-12)
+        assert [sorted(hosts) for hosts in state._hosts] == [sorted(hosts) for hosts in anew._hosts]
+        if state.shortfall <= annealing.NO_SHORTFALL:
+            break
+    assert changed > 20
+
+
+def test_pairs_take_a_part_of_the_work_left() -> None:
+    context = PlanningContext(ASKED)
+    singles = context.planning_modes(context.catalog)
+    fleet = Fleet(
+        context.slots, context.patterns, context.counts, context.prices, context.memory_limits, 1e3 / context.rates
+    )
+    diver = Diver(fleet, context.catalog, singles, context.planning_slots, context.budget)
+    relaxed = diver.relaxation(context.rates)
+    assert relaxed is not None
+    prices, slot_prices = relaxed.solution.demand_duals, relaxed.solution.slot_duals
+    found = []
+    for seconds in (1.0, 0.01, 1e-6):
+        budget = WorkBudget(msgspec.structs.replace(ASKED, time_limit=2 * seconds))
+        found.append(annealing_modes_module._pairs(diver, context.rates, prices, slot_prices, budget))
+        assert budget.used <= annealing_modes_module.PAIRS_SHARE * seconds
+    assert {i for mode in found[0] for i in mode.models} == set(range(4))
+    assert len(found[0]) > len(found[1]) > 0
+    assert found[2] == []

@@ -148,3 +148,25 @@ def test_heuristics_whose_time_grows_with_the_fleet_are_left_out_on_large_ones(d
 
     geometry.feasible(msgspec.structs.replace(made, time_limit=2.5), Competitors(quick={"elastic-plus": heuristic}))
     assert bool(calls) == asked
+
+
+def test_tries_go_on_from_what_left_least_and_again_from_where_that_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries leave two models, one, three and four unserved: the second, from a start made anew, is the best."""
+    search = search_of(problem(MIXED))
+    made = one_mode_each(search)
+    without = [[device for device in made if device.modes[0].models[0] >= n] for n in (2, 1, 3, 4)]
+    starts: list[list[PlacedDevice]] = []
+    found = iter(without)
+
+    def annealed(devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
+        starts.append(list(devices))
+        return next(found)
+
+    monkeypatch.setattr("cotenant.planners.geometry.fleet_search.HOPELESS", 1.0)
+    monkeypatch.setattr(search, "_annealed", annealed)
+    counts = [sum(device.kind == k for device in made) for k in range(len(search.fleet.counts))]
+    assert search._started(made, counts) == without[1]
+    assert starts[0] == search.resized(made, counts)
+    assert starts[1] != starts[0]
+    assert starts[2] == without[1]
+    assert starts[3] == starts[1]
