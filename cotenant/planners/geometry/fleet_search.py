@@ -51,6 +51,7 @@ NEXT_SLACK = (
 UNSERVED_SHARE = 0.5  # of the time left then, where all devices leave something unserved
 FILLED_SHARE = 0.3  # of a fleet's time, which making a start anew may take
 TRIES = 4  # at a fleet: how long one takes varies more than tenfold
+MAX_FILLED_DEVICES = 30  # above which filling takes longer than a try, and what it leaves is rarely mended in another
 HOPELESS = 6e-3  # part of the demand's value that the first two leave unserved, above which a fleet is given up
 MAX_FIRST_PATTERNS = 12  # of a kind, with which a start is made
 MIN_SLACK = 1e-3  # difference of two multiples of the demand, below which no fleet between them is tried
@@ -190,12 +191,14 @@ class FleetSearch:
         return sum(price * count for price, count in zip(self.fleet.prices, counts, strict=True))
 
     def _started(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
-        """Return this fleet after a part of the search, from the better of these devices and of others made anew."""
+        """Return this fleet after a part of the search, from these devices and, where they are few, others made anew."""
         budget = self.budget.part(FLEET_SHARE)
         tried: list[list[PlacedDevice]] = []
         starts = [self.resized(devices, counts)]  # which often suffice: they serve everything, with a little more
         for n in range(TRIES):
-            if n == 1:
+            if n == 1 and sum(counts) > MAX_FILLED_DEVICES:
+                starts.append(tried[0])
+            elif n == 1:
                 starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))))
             elif n == 2:
                 better = int(np.argmin([self._shortfall_of(found) for found in tried]))

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.planner_problems import Recipe, problem
 from cotenant.core.plan import Plan
 from cotenant.planners import Problem, geometry
+from cotenant.planners.geometry import fleet_search
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.competitors import Competitors
 from cotenant.planners.geometry.context import PlanningContext
@@ -150,8 +151,12 @@ def test_heuristics_whose_time_grows_with_the_fleet_are_left_out_on_large_ones(d
     assert bool(calls) == asked
 
 
-def test_tries_go_on_from_what_left_least_and_again_from_where_that_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries leave two models, one, three and four unserved: the second, from a start made anew, is the best."""
+@pytest.mark.parametrize("many", [False, True])
+def test_tries_go_on_from_what_left_least_and_again_from_where_that_began(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tries leave two models, one, three and four unserved: the second, from a start made anew, is the best. Large
+    fleets are not made anew: the second goes on from the first."""
     search = search_of(problem(MIXED))
     made = one_mode_each(search)
     without = [[device for device in made if device.modes[0].models[0] >= n] for n in (2, 1, 3, 4)]
@@ -162,11 +167,13 @@ def test_tries_go_on_from_what_left_least_and_again_from_where_that_began(monkey
         starts.append(list(devices))
         return next(found)
 
-    monkeypatch.setattr("cotenant.planners.geometry.fleet_search.HOPELESS", 1.0)
+    monkeypatch.setattr(fleet_search, "HOPELESS", 1.0)
+    monkeypatch.setattr(fleet_search, "MAX_FILLED_DEVICES", len(made) - many)
     monkeypatch.setattr(search, "_annealed", annealed)
     counts = [sum(device.kind == k for device in made) for k in range(len(search.fleet.counts))]
     assert search._started(made, counts) == without[1]
     assert starts[0] == search.resized(made, counts)
     assert starts[1] != starts[0]
+    assert (starts[1] == without[0]) == many
     assert starts[2] == without[1]
     assert starts[3] == starts[1]
