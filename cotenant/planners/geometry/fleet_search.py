@@ -191,7 +191,7 @@ class FleetSearch:
         return sum(price * count for price, count in zip(self.fleet.prices, counts, strict=True))
 
     def _started(self, devices: Sequence[PlacedDevice], counts: Sequence[int]) -> list[PlacedDevice]:
-        """Return this fleet after a part of the search, from these devices and, where they are few, others made anew."""
+        """Return this fleet after a part of the search, from these devices and, if they are few, others made anew."""
         budget = self.budget.part(FLEET_SHARE)
         tried: list[list[PlacedDevice]] = []
         starts = [self.resized(devices, counts)]  # which often suffice: they serve everything, with a little more
