@@ -76,6 +76,7 @@ class BoundSolver:
     ) -> None:
         self.catalog, self.slots, self.patterns, self.budget = catalog, slots, patterns, budget
         self.pool: list[Mode] = []
+        self._known: set[Mode] = set()
         self.rates = np.zeros((0, len(catalog.names)))  # requests/s of each mode of the pool, by model
         self.extend(modes)
         self.columns = [n for n, mode in enumerate(self.pool) if len(mode.models) == 1]
@@ -92,6 +93,7 @@ class BoundSolver:
         rates[rows, models] = [rate for mode in modes for rate in mode.rates]
         indices = list(range(len(self.pool), len(self.pool) + len(modes)))
         self.pool += modes
+        self._known.update(modes)
         self.rates = np.concatenate([self.rates, rates])
         self.slot_of = np.array([mode.slot for mode in self.pool])
         return indices
@@ -202,10 +204,16 @@ class BoundSolver:
         modes = self._knapsack.valuable_modes(
             master.demand_prices(), master.slot_prices() * (1 + REL_GAP) + NEAR_ZERO, self.budget
         )
+        modes = self._unknown(modes)
         master.extend(modes)
         # Better ones, if any, take exact pricing, which finds many at once.
         master.priced = not modes
         return bool(modes)
+
+    def _unknown(self, modes: Sequence[Mode]) -> list[Mode]:
+        """Return the modes that are not in the pool. One that is may seem to improve a program: in a cut, its fraction
+        may be off by rounding."""
+        return [mode for mode in dict.fromkeys(modes) if mode not in self._known]
 
     def _certificate(self, master: _MasterProgram, kinds: int) -> tuple[BoundCertificate | None, list[Mode]]:
         """Return a certificate at the dual prices of the master program and modes that improve it.
@@ -221,9 +229,7 @@ class BoundSolver:
             share = self.budget.part(1 / (len(self.slots) - n))
             slot_bounds[s], priced = self._pricer(s, prices.demand).price(prices, float(slot_bounds[s]), share)
             new_modes += [mode for _, mode in priced]
-        known = set(self.pool)  # in which a cut counts for less, as a fraction may be off by rounding
-        new_modes = [mode for mode in dict.fromkeys(new_modes) if mode not in known]
-        return BoundCertificate(prices.total(), self._device_values(slot_bounds, kinds)), new_modes
+        return BoundCertificate(prices.total(), self._device_values(slot_bounds, kinds)), self._unknown(new_modes)
 
     def _pricer(self, s: int, demand: Array) -> SlotPricer:
         """Return what prices the modes of a slot for a demand: made once for each until the demand changes."""

@@ -31,6 +31,7 @@ BOUND_SHARE = 0.25  # of the time limit, for a bound tighter than the relaxation
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
 SECONDS_PER_MODEL_AND_SLOT = 3e-5  # of work, to list the options of models
+MIN_PRICE, MAX_PRICE = 1e-2, 1e4  # of a device, between which solvers take prices as they are
 NEAR_ZERO_SHARE = 1e-3  # ‰ of all devices that the relaxation uses of a size, below which it counts as unused
 
 
@@ -39,7 +40,7 @@ class PlanningContext:
 
     names: models with a rate that some share can serve within target; rates: theirs. singles: for each slot and model
     the mode of highest rate. usable_slots: those that have modes; planning_slots: those of them that plans use.
-    memory_limits: bytes of a device of each kind, where its partitions share them and could need more, else None.
+    prices: of a device of each kind, in `price_unit`. memory_limits: bytes of a device of each kind, where its partitions share them and could need more, else None.
     patterns, relaxation: what bounds every plan. priced_kinds: those with too many patterns to enumerate.
     """
 
@@ -69,9 +70,10 @@ class PlanningContext:
             for kind, many in zip(self.fleet, workers, strict=True)
         ]
         prices = [kind.price for kind in self.fleet if kind.price is not None]
+        self.price_unit = _price_unit(prices)
         # A kind without a price is the last choice where others have one.
         unknown = 2 * max(prices) if prices and max(prices) > 0 else 1.0
-        self.prices = [unknown if kind.price is None else kind.price for kind in self.fleet]
+        self.prices = [(unknown if kind.price is None else kind.price) / self.price_unit for kind in self.fleet]
         self.counts = [math.inf if kind.count is None else float(kind.count) for kind in self.fleet]
 
         every = self.single_model_modes(self.catalog) if any(self.memory_limits) else self.singles
@@ -211,8 +213,10 @@ class PlanningContext:
                 bound_value = self.bound_solver.scale_bound(self.rates, instance.counts, bound_value)
             else:
                 bound_value = self.bound_solver.cost_bound(self.rates, instance.counts, self.prices, bound_value)
-        if self.maximize_scale or all(kind.price is not None for kind in self.fleet):
+        if self.maximize_scale:
             return bound_value
+        if all(kind.price is not None for kind in self.fleet):
+            return bound_value * self.price_unit
         # With unpriced devices among priced ones the cost has no meaningful bound.
         return None if any(kind.price is not None for kind in self.fleet) else float(math.ceil(bound_value - 1e-6))
 
@@ -304,3 +308,11 @@ class PlanningContext:
 
     def cost(self, counts: Sequence[int]) -> float:
         return sum(price * count for price, count in zip(self.prices, counts, strict=True))
+
+
+def _price_unit(prices: Sequence[float]) -> float:
+    """Return the unit in which prices are counted: 1 where they are of ordinary size. Solvers' tolerances are absolute,
+    and of prices of a millionth they leave nothing."""
+    positive = [price for price in prices if price > 0]
+    ordinary = not positive or (min(positive) >= MIN_PRICE and max(positive) <= MAX_PRICE)
+    return 1.0 if ordinary else max(positive)

@@ -121,6 +121,8 @@ class SlotPricer:
             count = int(math.log(longest / shortest) / math.log1p(ROUND_LENGTH_STEP)) + 1
             self._list_options(shortest * np.power(1 + ROUND_LENGTH_STEP, np.arange(count)))
             work += SECONDS_PER_ROUND_AND_OPTION * count * len(demand) * self._depth
+        # Of very many options some are listed.
+        self._left_out = bool((catalog.options.rows_below[s] > catalog.options.rows[s]).any())
         self.work = work
 
     def _list_options(self, lower: Array) -> None:
@@ -170,10 +172,11 @@ class SlotPricer:
                 break
             left = math.inf if budget is None else budget.left() - work
             beam_width = self._beam_width(left) if least == threshold else FIRST_BEAM_WIDTH
-            chosen, bound, more = self._search(value, kept, rest, order, least, beam_width)
+            states, bound, more = self._search(value, kept, rest, order, least, beam_width)
             work += more
+            chosen = states.chosen.astype(np.int64)
             found = self._modes(chosen, prices, least)
-            bound = max([bound, *(each for each, _ in found)])
+            bound = max([bound, self._most(chosen, kept[states.round], prices), *(each for each, _ in found)])
             modes = [each for each in found if each[1].memory <= self._catalog.slots[self._slot].memory]
             if modes:
                 break
@@ -248,9 +251,8 @@ class SlotPricer:
         order: Sequence[int],
         threshold: float,
         beam_width: int,
-    ) -> tuple[IntArray, float, float]:
-        """Return the options of all rounds that may be worth more than the threshold (1 + the option of each model, 0
-        for none), a bound on those left out, and the work."""
+    ) -> tuple[_States, float, float]:
+        """Return all rounds that may be worth more than the threshold, a bound on those left out, and the work."""
         models = len(self._demand)
         at = np.flatnonzero(rest[0][:, CELLS] > threshold)  # of the rounds kept
         states = _States(at, self._length[kept[at]], np.zeros(len(at)), np.zeros((len(at), models), dtype=np.int16))
@@ -269,7 +271,7 @@ class SlotPricer:
             chosen = states.chosen[origin[open_states]]
             chosen[:, i] = option[open_states]
             states = _States(row[open_states], left[open_states], earned[open_states], chosen)
-        return states.chosen.astype(np.int64), bound, work
+        return states, bound, work
 
     def _branched(
         self, states: _States, kept: IntArray, value: Array, i: int
@@ -294,24 +296,46 @@ class SlotPricer:
     def _modes(self, chosen: IntArray, prices: DualPrices, threshold: float) -> list[tuple[float, Mode]]:
         """Return the best modes of these options that meet their targets and are really worth more than the
         threshold."""
-        options, s = self._catalog.options, self._slot
         present = chosen > 0
-        indices = np.arange(len(self._demand)), np.maximum(chosen - 1, 0)
-        latency = np.where(present, options.latency[s][indices], 0.0)
-        length = latency.sum(axis=1)
-        rates = np.where(present, options.rows[s][indices], 0.0) / np.maximum(length, TINY)[:, None]
-        fractions = np.minimum(rates / self._demand, 1.0)
-        value = np.zeros(len(chosen))
-        for i in np.flatnonzero(present.any(axis=0)).tolist():
-            value += prices.value(i, fractions[:, i])
-        feasible = (~present | (length[:, None] + latency <= self._latest)).all(axis=1) & (value > threshold)
+        length, feasible = self._lengths(chosen)
+        value = self._worth(chosen, self._catalog.options.rows, length, prices)
         return [
             (
                 float(value[n]),
-                self._catalog.mode(s, [(int(i), int(chosen[n, i]) - 1) for i in np.flatnonzero(present[n])]),
+                self._catalog.mode(self._slot, [(int(i), int(chosen[n, i]) - 1) for i in np.flatnonzero(present[n])]),
             )
-            for n in _best_of_each_set(present, np.where(feasible, value, -math.inf))
+            for n in _best_of_each_set(present, np.where(feasible & (value > threshold), value, -math.inf))
         ]
+
+    def _most(self, chosen: IntArray, rounds: IntArray, prices: DualPrices) -> float:
+        """Bound the value of modes with options that are not listed, which these listed ones stand for; 0 where there
+        are none: those take as long as the listed ones or longer, in the same interval."""
+        if not self._left_out or not len(chosen):
+            return 0.0
+        length, feasible = self._lengths(chosen)
+        shortest = np.maximum(length, self._length[rounds] / (1 + ROUND_LENGTH_STEP))
+        value = self._worth(chosen, self._catalog.options.rows_below, shortest, prices)
+        return float(np.where(feasible, value, 0.0).max())
+
+    def _lengths(self, chosen: IntArray) -> tuple[Array, NDArray[np.bool_]]:
+        """Return how long rounds of these options take, and whether they meet all targets."""
+        latency = self._of(chosen, self._catalog.options.latency)
+        length = latency.sum(axis=1)
+        return length, ((chosen == 0) | (length[:, None] + latency <= self._latest)).all(axis=1)
+
+    def _worth(self, chosen: IntArray, rows: Array, length: Array, prices: DualPrices) -> Array:
+        """Return the values of rounds of these options, which serve so many rows and take so long."""
+        rates = self._of(chosen, rows) / np.maximum(length, TINY)[:, None]
+        fractions = np.minimum(rates / self._demand, 1.0)
+        value = np.zeros(len(chosen))
+        for i in np.flatnonzero(chosen.any(axis=0)).tolist():
+            value += prices.value(i, fractions[:, i])
+        return value
+
+    def _of(self, chosen: IntArray, table: Array) -> Array:
+        """Return what a table of options has for those chosen, by state and model; 0 for none."""
+        entries = table[self._slot][np.arange(len(self._demand)), np.maximum(chosen - 1, 0)]
+        return np.where(chosen > 0, entries, 0.0)
 
 
 def _best_of_each_set(present: NDArray[np.bool_], value: Array) -> list[int]:

@@ -334,7 +334,7 @@ def merit_of(context: PlanningContext, plan: Plan) -> Merit:
 def _reaches_bound(context: PlanningContext, plan: Plan, limit: float | None) -> bool:
     if context.maximize_scale or limit is None or plan.unserved:
         return False
-    return _cost(context, plan) <= limit * (1 + 1e-6)
+    return _cost(context, plan) * context.price_unit <= limit * (1 + 1e-6)
 
 
 def _cost(context: PlanningContext, plan: Plan) -> float:

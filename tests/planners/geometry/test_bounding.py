@@ -90,3 +90,23 @@ def test_one_relaxation_at_the_prices_of_devices_excludes_every_cheaper_fleet(mo
     asked = halves(None, 0.5 * most_of_a_whole, price=2.5)
     monkeypatch.setattr(bounding, "MAX_TRIALS", 1)
     assert PlanningContext(asked).bound() == pytest.approx(7.5)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e-5, 1.0, 1e6])
+def test_bound_and_plan_do_not_depend_on_the_currency(unit: float) -> None:
+    """HiGHS's tolerances are absolute: of prices of 1e-8 they left a bound five times the cost of a plan."""
+    rates = {"a": 500.0, "b": 100.0}
+    profiles = {
+        (name, kind): linear(name, kind, 0.01 * factor, 0.001 * factor, cuts=(500, 1000))
+        for name in rates
+        for kind, factor in (("x", 1.0), ("y", 1.5))
+    }
+    fleet = tuple(
+        Kind(name=name, cuts=(500, 1000), price=price * unit, count=4) for name, price in (("x", 3.0), ("y", 1.8))
+    )
+    models = tuple(Model(name=name, slo=0.1) for name in rates)
+    plan = geometry.plan(Problem(models=models, rates=rates, fleet=fleet, profiles=profiles, time_limit=1))
+    assert plan.cost_per_hour == pytest.approx(3.6 * unit)
+    assert plan.bound == pytest.approx(3.6 * unit)
+    assert plan.provenance is not None
+    assert plan.provenance.proven == "optimal"

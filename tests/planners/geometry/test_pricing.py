@@ -134,3 +134,38 @@ def test_price_modes_at_exact_target_ignores_summation_order() -> None:
     problem = Problem(models=models, rates=dict.fromkeys(took, 1.0), fleet=fleet, profiles=profiles)
     prices = DualPrices(np.ones(3), np.ones(3))
     assert price_modes(make_catalog(problem), 0, prices, 0.0)[0] == pytest.approx(3.0)
+
+
+@given(seed=st.integers(0, 1000), threshold=st.sampled_from((0.0, 0.9, 0.999)))
+@settings(deadline=None, max_examples=15)
+def test_price_modes_with_more_batches_than_are_listed_bounds_those_left_out(seed: int, threshold: float) -> None:
+    rng = np.random.default_rng(seed)
+    names, largest = ("a", "b"), int(rng.integers(150, 300))
+    fixed, each = 10 ** rng.uniform(-3, -1, 2), 10 ** rng.uniform(-5, -3, 2)
+    took = [fixed[i] + each[i] * np.arange(1, largest + 1) for i in range(2)]
+    slos = [float(took[i][-1] * rng.uniform(1.5, 4)) for i in range(2)]
+    profiles = {
+        (name, "k"): linear(name, "k", fixed[i], each[i], cuts=(1000,), batches=(1, largest))
+        for i, name in enumerate(names)
+    }
+    problem = Problem(
+        models=tuple(Model(name=name, slo=slo, max_batch=largest) for name, slo in zip(names, slos, strict=True)),
+        rates=dict.fromkeys(names, 1.0),
+        fleet=(Kind(name="k", cuts=(1000,)),),
+        profiles=profiles,
+    )
+    catalog = make_catalog(problem)
+    assert (catalog.options.rows_below > catalog.options.rows).any()
+    steps = [StepValue(int(rng.integers(2)), float(rng.uniform(0.5, 5)), float(rng.uniform(0, 1))) for _ in range(2)]
+    prices = DualPrices(rng.uniform(0.2, 2, 2) * largest / took[0][-1], rng.uniform(0, 2, 2), steps)
+    best = 0.0
+    for chosen in ((0,), (1,), (0, 1)):
+        lengths = np.add.outer(took[0], took[1]) if len(chosen) == 2 else took[chosen[0]]
+        served, feasible = np.zeros(lengths.shape), np.ones(lengths.shape, dtype=bool)
+        for i in chosen:
+            shape = [-1 if i == j else 1 for j in chosen]
+            rates = np.arange(1, largest + 1).reshape(shape) / lengths
+            served += prices.value(i, np.minimum(rates / prices.demand[i], 1.0))
+            feasible &= lengths + took[i].reshape(shape) <= slos[i]
+        best = max(best, float(np.where(feasible, served, 0.0).max()))
+    assert price_modes(catalog, 0, prices, threshold * best)[0] >= best * (1 - 1e-9)
