@@ -39,8 +39,9 @@ class PlanningContext:
     """Hold everything about a problem that stays fixed during the search for plans.
 
     names: models with a rate that some share can serve within target; rates: theirs. singles: for each slot and model
-    the mode of highest rate. usable_slots: those that have modes; planning_slots: those of them that plans use.
-    prices: of a device of each kind, in `price_unit`. memory_limits: bytes of a device of each kind, where its partitions share them and could need more, else None.
+    the mode of highest rate. usable_slots: those that have modes; planning_slots: those of them that plans use. prices:
+    of a device of each kind, in `price_unit`. memory_limits: bytes of a device of each kind, where its partitions share
+    them and could need more, else None.
     patterns, relaxation: what bounds every plan. priced_kinds: those with too many patterns to enumerate.
     """
 

@@ -50,6 +50,9 @@ NEXT_SLACK = (
 )
 UNSERVED_SHARE = 0.5  # of the time left then, where all devices leave something unserved
 FILLED_SHARE = 0.3  # of a fleet's time, which making a start anew may take
+FIRST_RAISE, LEAST_RAISE = 0.05, 1e-3  # from a multiple of the rates that is served to the next that is tried, relative
+RAISE_FACTOR = 1.5  # on such a step after one that was reached; half of it is tried after others
+RAISE_SHARE = 0.2  # of the time left that one of them may take
 TRIES = 4  # at a fleet: how long one takes varies more than tenfold
 MAX_FILLED_DEVICES = 30  # above which filling takes longer than a try, and what it leaves is rarely mended in another
 HOPELESS = 6e-3  # part of the demand's value that the first two leave unserved, above which a fleet is given up
@@ -158,6 +161,23 @@ class FleetSearch:
                 nearest, failed, enough = None, 0.0, self._cost(best) / least - 1
             else:
                 break
+        return best
+
+    def raised(self, devices: Sequence[PlacedDevice], rates: Array, scale: float) -> list[PlacedDevice]:
+        """Return the devices cut and filled anew for larger multiples of the rates in turn, from this one on, or those
+        given where none is reached."""
+        best = start = list(devices)
+        most, step = float((self.served(best) / rates).min()), FIRST_RAISE
+        while step >= LEAST_RAISE and self.budget.left():
+            self.demand = rates * scale * (1 + step)
+            self._annealer = self._annealer.for_demand(self.demand)
+            start = self._annealed(start, self.budget.part(RAISE_SHARE))
+            served = self.served(start)
+            if (reached := float((served / rates).min())) > most:
+                best, most = start, reached
+            # What nearly serves a multiple is a good start for a smaller one.
+            step = step / 2 if self._missing(served).any() else step * RAISE_FACTOR
+            scale = max(scale, most)
         return best
 
     def rank(self, devices: Iterable[PlacedDevice]) -> tuple[float, float]:

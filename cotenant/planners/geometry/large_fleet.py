@@ -20,7 +20,7 @@ from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import Column, Fleet
 from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
 from cotenant.planners.geometry.diving import Cover, Diver
-from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
+from cotenant.planners.geometry.fleet_search import FIRST_RAISE, FleetSearch, PlacedDevice
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.program import solve_milp
 from cotenant.planners.geometry.rate_fitting import demand_multipliers, fitted_plan
@@ -32,6 +32,8 @@ UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved 
 # For fleets that cost more than so many of the dearest device, a whole model unserved costs a multiple of them instead:
 # it would else be cheaper than what serves it, or the last of its rate than the device that serves that.
 LARGE_COST, LARGE_FACTOR = 300.0, 30.0
+ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows
+LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives serve some model not at all
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
@@ -226,7 +228,8 @@ def _largest_scale(
     fleet = _fleet(context, context.prices, _unserved_cost(context) / demand)
     best: list[PlacedDevice] = []
     low, high, multiple = 0.0, relaxation.value, relaxation.value * 0.98
-    for _ in range(MAX_SCALE_TRIALS):
+    annealed = sum(context.counts) <= MAX_ANNEALED_DEVICES
+    for _ in range(ANNEALED_SCALE_TRIALS if annealed else MAX_SCALE_TRIALS):
         diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
         devices = _dived(context, diver, demand * multiple)
         reached = float((_served(devices, len(demand)) / demand).min())
@@ -238,6 +241,15 @@ def _largest_scale(
         if multiple < low * SCALE_STEP or not budget.left():
             break
     counts = [round(count) for count in context.counts]
+    if annealed:
+        scale = low or LEAST_SCALE * relaxation.value
+        target = demand * scale * (1 + FIRST_RAISE)
+        diver = Diver(fleet, catalog, singles, context.planning_slots, fleet_search)
+        if (relaxed := diver.relaxation(target)) is None:
+            return best
+        solution = relaxed.solution
+        search = FleetSearch(diver, singles, target, solution.demand_duals, solution.slot_duals, fleet_search)
+        return search.raised(search.resized(best, counts), demand, scale)
     while fleet_search.left() and low * SCALE_STEP <= relaxation.value:
         target = demand * low * SCALE_STEP
         diver = Diver(fleet, catalog, singles, context.planning_slots, budget)

@@ -214,7 +214,8 @@ def _candidates(
     one_kind = len(context.fleet) == 1
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
     # Of many models on several kinds, ruin and recreate finds nothing that integer programs do not.
-    small = small and (one_kind or context.maximize_scale or len(context.names) <= MAX_MODELS_FOR_PAIRS)
+    few = len(context.names) <= MAX_MODELS_FOR_PAIRS
+    small = small and (few or (one_kind and not context.maximize_scale) or sum(context.counts) <= 1)
     quick = (
         [
             (name, planner)
