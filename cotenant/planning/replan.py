@@ -229,11 +229,23 @@ def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, P
 
     problem: the one that `plan` was made for.
     """
-    idle = [name for name, rate in problem.rates.items() if not rate and asked.rates[name]]
-    wanted = at_rates(problem, problem.rates | {name: asked.rates[name] for name in idle})
-    plan = with_idle_models(plan, without_applications(wanted, plan.split))
-    served = carried_rates(plan, wanted)
-    return at_rates(problem, problem.rates | {name: served[name] for name in idle}), plan
+    idle = {name: asked.rates[name] for name, rate in problem.rates.items() if not rate and asked.rates[name]}
+    while True:
+        wanted = at_rates(problem, problem.rates | idle)
+        made = with_idle_models(plan, without_applications(wanted, plan.split))
+        served = carried_rates(made, wanted)
+        # Where one of an application's models has no place, the others need none for it.
+        if not (lacking := {each.name for each in problem.applications if each.name in idle and not served[each.name]}):
+            break
+        idle = {name: rate for name, rate in idle.items() if name not in lacking}
+    fitting = at_rates(problem, problem.rates | {name: served[name] for name in idle})
+    return fitting, _without_surplus(made, without_applications(fitting, plan.split))
+
+
+def _without_surplus(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan with no model at more than its rate: those of an application may have got different parts."""
+    over = {name: rate for name, rate in problem.rates.items() if plan.rate(name) > rate}
+    return rescaled_plan(plan, at_rates(problem, over)) if over else plan
 
 
 def _without_noise(problem: Problem) -> Problem:

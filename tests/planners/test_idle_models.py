@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind, Model
@@ -101,3 +102,18 @@ def test_idle_models_have_a_device_where_nobody_can_serve_what_is_asked_for() ->
     assert [device.id for device in made.devices] == [DeviceId("k")]
     assert {name: made.rate(name) for name in "ab"} == {"a": 1.0, "b": 1.0}
     assert check(made, asked) == []
+
+
+def test_idle_models_keep_as_much_of_their_rates_as_fits_on_the_device_that_they_have() -> None:
+    """The light one all of it, those with more work than fits as much work each, and what cannot be served nothing."""
+    asked = problem(a=2000.0, b=200.0, c=1.0, d=1.0)
+    made = with_idle_models(Plan(planner="hand", objective="devices", devices=()), asked)
+    assert made.devices_used == 1
+    assert made.rate("c") == 1.0
+    assert made.rate("d") == 0.0
+    assert made.rate("a") * 0.005 == pytest.approx(made.rate("b") * 0.018)
+    assert 0.2 < made.rate("a") * 0.005 < 1.0
+    assert check(made, asked) == []
+    served = msgspec.structs.replace(asked, rates=made.rates())
+    assert attainment_shortfall(made, served) == {}
+    assert set(made.unserved) == {"a", "b", "d"}

@@ -258,6 +258,31 @@ def test_idle_application_is_left_out_where_there_is_no_room_for_it() -> None:
     assert solved.short.startswith("the devices that are there leave unserved: a ")
 
 
+def test_idle_model_keeps_a_place_on_the_device_that_is_left() -> None:
+    """What is planned for it takes two devices, and nobody asks for it in the moment in which one of them is lost."""
+    rates = {"a": 0.0, "b": 150.0}
+    plan = current(rates, devices=4)
+    assert plan.devices_used > 1
+    solved = solve(rates, plan, FOUR[-1:], offered={"a": 0.0, "b": 0.0}, step=SolveStep.REPLAN)
+    assert solved.plan is not None and [device.id for device in solved.plan.devices] == [FOUR[-1]]
+    most = solve(rates, plan, FOUR[-1:], fill=True).plan
+    assert most is not None
+    assert 0.85 * most.rate("b") < solved.rates["b"] == solved.plan.rate("b") <= most.rate("b") < rates["b"]
+    assert attains(solved.plan, at_rates(PROBLEM, solved.rates))
+
+
+@pytest.mark.parametrize("rate", [300.0, 5000.0])
+def test_idle_application_keeps_as_much_of_its_rate_as_all_of_its_models(rate: float) -> None:
+    problem = with_application(10.0)
+    plan = plan_problem(with_devices(problem, {"k": 1}), validate=False)
+    nothing = {"a": 0.0, "b": 0.0, "both": 0.0}
+    asked = Solve(number=7, rates=nothing | {"both": rate}, offered=nothing, current=plan, devices=ONE)
+    solved = Replanner(problem)(asked)
+    assert solved.error == "" and solved.plan is not None
+    assert 40.0 < solved.rates["both"] < rate
+    assert solved.plan.rates() == pytest.approx(dict.fromkeys("ab", solved.rates["both"]))
+
+
 def test_headroom_that_does_not_fit_is_planned_for_as_far_as_several_devices_go() -> None:
     """A rate that rises will want what is left a moment later."""
     most = solve(RATES, current(), FOUR, step=SolveStep.REPLAN).sustained
