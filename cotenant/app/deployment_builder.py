@@ -68,10 +68,11 @@ class DeploymentBuilder:
     ) -> None:
         self._settings = settings
         self._backend = backend
-        self.fleet = self.available()  # the kinds that the last deployment is for
         self.progress = progress
         confinement = worker_confinement(settings)
-        self._profiles = ProfileSource(backend, self.fleet, progress, force=force, full=full, confinement=confinement)
+        self._profiles = ProfileSource(
+            backend, self.available(), progress, force=force, full=full, confinement=confinement
+        )
         self._given = _given_profiles(settings)
         self._found = found
         self.say = say
@@ -195,8 +196,8 @@ class DeploymentBuilder:
         seconds = await asyncio.to_thread(request_seconds)
         profiled = {kind for _, kind in profiles}
         # Where nodes are cut off before they are profiled, the others serve.
-        self.fleet = tuple(kind for kind in fleet if kind.name in profiled or kind.name == own_kind(kind.name))
-        planned_for = limited(self.fleet, self._settings.devices)
+        fleet = tuple(kind for kind in fleet if kind.name in profiled or kind.name == own_kind(kind.name))
+        planned_for = limited(fleet, self._settings.devices)
         problem = build_problem(self._settings, planned_for, served, profiles, samples, seconds)
         known = {name: rate for name, rate in kept.rates.items() if name in problem.rates}
         problem = msgspec.structs.replace(problem, rates=problem.rates | known, assumed=problem.assumed - known.keys())
@@ -207,6 +208,7 @@ class DeploymentBuilder:
             plan=Plan(planner=self._settings.planner),
             broken=broken | others,
             configs=dict(configs),
+            available=fleet,
         )
 
     def _scan(self, configs: Mapping[str, Config]) -> tuple[Entries, Broken]:

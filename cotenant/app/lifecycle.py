@@ -160,7 +160,7 @@ async def running(
                 _following(poller, settings.repository_poll_interval),
                 refining(settings, backend, server, builder),
                 taking_jobs(settings, server, backend, jobs),
-                following_nodes(devices, builder, reloader),
+                following_nodes(devices, server, builder, reloader),
             ):
                 yield RunningServer(server, reloader, addresses, jobs.service)
         finally:

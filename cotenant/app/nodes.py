@@ -28,7 +28,7 @@ from cotenant.live.nodes.model_store import ModelStore
 from cotenant.live.nodes.node import NodeSettings
 from cotenant.live.nodes.registry import Nodes
 from cotenant.live.nodes.session import NodeOffer
-from cotenant.live.server import ARENA
+from cotenant.live.server import ARENA, Server
 from cotenant.profiling import cache
 from cotenant.worker.arena import Arena
 
@@ -81,7 +81,9 @@ def let_go(backend: Backend) -> None:
 
 
 @asynccontextmanager
-async def following_nodes(backend: Backend, builder: DeploymentBuilder, reloader: Reloader) -> AsyncIterator[None]:
+async def following_nodes(
+    backend: Backend, server: Server, builder: DeploymentBuilder, reloader: Reloader
+) -> AsyncIterator[None]:
     """Plan anew within the block when nodes have joined, or were removed. Nodes that are cut off, and those that come
     back, are the controller's affair."""
     if not isinstance(backend, Cluster):
@@ -92,24 +94,23 @@ async def following_nodes(backend: Backend, builder: DeploymentBuilder, reloader
     backend.nodes.on_session = changed.set
 
     def is_planned() -> bool:
+        # Of the deployment in force: others that were made since may have been rejected.
+        planned = server.deployment.available
         there = {kind.name for kind in backend.fleet()}
-        return set(builder.available()) <= set(builder.fleet) and {kind.name for kind in builder.fleet} <= there
+        return set(builder.available()) <= set(planned) and {kind.name for kind in planned} <= there
 
     async def follow() -> None:
-        failed = False  # the plan in force is not for the devices that the builder was last asked to plan for
         while True:
             await changed.wait()
             await asyncio.sleep(SETTLE)
             changed.clear()
-            if is_planned() and not failed:
+            if is_planned():
                 continue
             try:
                 await reloader.replan("nodes have joined or left")
-                failed = False
             except CotenantError as error:
-                failed = True
                 logger.error("no plan for the present devices, keeping the old one: %s", error)
-            if failed or not is_planned():
+            if not is_planned():
                 asyncio.get_running_loop().call_later(RETRY, changed.set)
 
     task = asyncio.get_running_loop().create_task(follow())

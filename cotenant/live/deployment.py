@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from cotenant.core.model import Model
+from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Device, Partition, Plan
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
@@ -74,6 +74,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     broken: models of the repository that cannot be served, with the reason; none of them is offered. slowdowns: how
     many times as long as profiled batches take, as the plan has them; 1 for a model that is missing. configs: of
     requests to load a model, which stand for those of the repository until the model is loaded again without one.
+    available: the kinds of devices that it was made for, before settings limit them.
     """
 
     offered: dict[str, ServableModel]
@@ -82,6 +83,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     broken: dict[str, str] = {}
     slowdowns: dict[str, float] = {}
     configs: dict[str, Config] = {}
+    available: tuple[Kind, ...] = ()
 
     def __post_init__(self) -> None:
         both = self.offered.keys() & self.broken.keys()

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -33,6 +34,7 @@ from cotenant.control.controller_status import ControllerStatus
 from cotenant.core.model import Kind
 from cotenant.errors import ConfigError
 from cotenant.live.adaptation_driver import PERIOD
+from cotenant.live.deployment import Deployment, nothing_yet
 from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.node import NodeSettings
 from cotenant.live.nodes.registry import Nodes
@@ -185,7 +187,7 @@ def test_node_that_answers_late_joins(
 
     async def prepare(builder: DeploymentBuilder) -> Prepared:
         prepared = await prepare_deployment(builder)
-        assert {kind.name for kind in builder.fleet} == {"node-a/cpu"}
+        assert {kind.name for kind in prepared.deployment.available} == {"node-a/cpu"}
         if starting:
             await asyncio.to_thread(start, "two", two.port)
             async with asyncio.timeout(PATIENCE):
@@ -288,25 +290,60 @@ def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatc
     plans = iter([False, True])
     fleets: list[tuple[Kind, ...]] = []  # planned for, in order
     planned = asyncio.Event()
-    builder = mock.Mock(available=lambda: (kind,), fleet=())
+    builder = mock.Mock(available=lambda: (kind,))
+    server = mock.Mock(deployment=nothing_yet())
 
     async def replan(reason: str) -> None:
-        builder.fleet = (kind,)  # as where the models were described, and no plan was found
         fleets.append(builder.available())
         if not next(plans):
             raise ConfigError("no plan")
+        server.deployment = msgspec.structs.replace(nothing_yet(), available=(kind,))
         planned.set()
 
     async def scenario() -> None:
         nodes = Nodes(NodeSettings())
         monkeypatch.setattr(nodes, "fleet", lambda: (kind,))
         cluster = Cluster(NoDevices(), nodes)
-        async with following_nodes(cluster, builder, mock.Mock(replan=replan)), asyncio.timeout(PATIENCE):
+        async with following_nodes(cluster, server, builder, mock.Mock(replan=replan)), asyncio.timeout(PATIENCE):
             await planned.wait()
             await asyncio.sleep(0)  # a third would find no plan to give
 
     asyncio.run(scenario())
     assert fleets == [(kind,), (kind,)]
+
+
+def test_node_that_joined_before_a_rejected_reload_is_planned_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_module, "SETTLE", 0.0)
+    path = write_settings(folder, {})
+    settings = read_settings(path)
+    path.write_text(path.read_text().replace('slo = "30s"', 'slo = "1ms"'))
+    impossible = read_settings(path)
+    first, second = (Kind(name=f"{node}/cpu", count=1, cuts=(50, 100, 1000)) for node in ("node-a", "node-b"))
+
+    async def scenario() -> None:
+        nodes = Nodes(NodeSettings())
+        monkeypatch.setattr(nodes, "fleet", lambda: (first,))
+        cluster = Cluster(NoDevices(), nodes)
+        builder = DeploymentBuilder(settings, cluster)
+        server = mock.Mock(deployment=await builder.build(settings.load_models), learnt=lambda: None)
+        planned = asyncio.Event()
+
+        async def change(changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
+            server.deployment = await changed(server.deployment)
+            planned.set()
+
+        server.change = change
+        reloader = Reloader(server, builder, settings)
+        monkeypatch.setattr(nodes, "fleet", lambda: (first, second))
+        with pytest.raises(ConfigError, match="can be served within its target"):
+            await reloader.reload(impossible)
+        async with following_nodes(cluster, server, builder, reloader), asyncio.timeout(PATIENCE):
+            await planned.wait()
+        assert server.deployment.problem.fleet == (first, second)
+
+    asyncio.run(scenario())
 
 
 def test_server_without_devices_does_not_start(folder: Path) -> None:
