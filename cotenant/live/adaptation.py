@@ -91,7 +91,10 @@ class Adaptation:
         self._adapting.start(planned_rates(deployment.problem) if learnt is None else learnt.rates)
 
     def _in_force(self) -> tuple[Problem, Plan]:
-        return self._state.deployment.problem, self._state.deployment.plan
+        """Return the problem and the plan in force as the controller knows them. It hears of others once the lanes
+        before them have drained, and would take a device that they leave out for one that its plan has lost."""
+        deployment = self._state.deployment if self._adapting is None else self._adapting.known
+        return deployment.problem, deployment.plan
 
     def _write(self, now: float, event: ControllerEvent, commands: list[ControllerCommand]) -> None:
         if self._log is not None:

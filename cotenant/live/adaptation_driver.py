@@ -88,6 +88,7 @@ class AdaptationDriver:
     ) -> None:
         self.controller = controller
         self.statistics = AdaptationStatistics()
+        self.known = state.deployment  # in force, as the controller has been told
         self._solver = solver
         self._state = state
         self._driver = driver
@@ -221,6 +222,8 @@ class AdaptationDriver:
     def _tell_ended(self, past: Past) -> None:
         ended = past.ended
         number = ended.revision.number
+        if ended.outcome is RolloutOutcome.COMPLETED:
+            self.known = self._state.deployment
         if number in self._rolls:
             roll, since = self._rolls.pop(number)
             now = self._clock()

@@ -42,6 +42,7 @@ from cotenant.live.adaptation_driver import AdaptationDriver
 from cotenant.live.deployment import Deployment
 from cotenant.live.metrics import render
 from cotenant.live.oip import InferRequest, InferResponse
+from cotenant.live.rollout_statistics import Past
 from cotenant.live.server import Server
 from cotenant.planners.rates import at_rates
 from cotenant.predictors.samples import Sample
@@ -172,6 +173,28 @@ def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
             await server.unload("lookup", {})
             await until(lambda: controller._plan == server.deployment.plan)
             assert not server.deployment.plan.rate("lookup")
+
+    run(main())
+
+
+def test_device_that_a_reload_leaves_out_is_not_told_as_lost_before_the_reload_is(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 1.0) as asking:
+            server = asking.server
+            assert server._adaptation is not None
+            driver = server._adaptation._adapting
+            assert driver is not None and driver.controller.status().devices == (DeviceId("cpu"),)
+            tell = server._rollouts.on_ended
+
+            def tell_late(past: Past) -> None:
+                driver._tell_news()  # as by a timer while old lanes drain
+                tell(past)
+
+            server._rollouts.on_ended = tell_late
+            problem = msgspec.structs.replace(asking.given.problem, fleet=())
+            await server.apply(msgspec.structs.replace(asking.given, problem=problem, plan=Plan(planner="hand")))
+            await until(lambda: driver.controller.status().devices == ())
+            assert asking.decisions() == []
 
     run(main())
 
