@@ -22,7 +22,8 @@ class LocalProvider:
     A device that is lost is told as gone, and as found again when it is back. One that the problem did not have before,
     as of a node that has joined, is told as found, and so is one that was given back and that the plan in force uses
     nevertheless, as after a reload. A device that the backend has and the problem has not is nobody's to plan for: it
-    would be released at once, and the rates taken for what can be served without it.
+    would be released at once, and the rates taken for what can be served without it. One that the problem has no more
+    is told as gone, and is none that can be asked for.
 
     in_force: returns the problem and the plan in force. Raises DeviceError for a kind of which the backend does not
     know how many there are.
@@ -66,6 +67,7 @@ class LocalProvider:
         known = set(known_devices(problem, plan))
         before, self._lost = self._lost, self._unusable(known)
         gone = sorted(self._fixed.used & self._lost.keys() - before.keys())
+        self._fixed.drop(self._fixed.devices - known)
         back = self._fixed.used & before.keys()
         fresh = self._fixed.use(sorted(known - self._fixed.devices | {device.id for device in plan.devices}))
         told: list[ProviderEvent] = [DevicesGone((device,), self._lost[device]) for device in gone]

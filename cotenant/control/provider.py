@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 import msgspec
@@ -57,7 +57,6 @@ class FixedProvider:
         self._used = set(used)
         self._news: deque[ProviderEvent] = deque()
         self._now = 0.0
-        self._counts = Counter(device.kind for device in (*self._free, *self._used))
 
     @property
     def devices(self) -> set[DeviceId]:
@@ -72,13 +71,18 @@ class FixedProvider:
     def use(self, devices: Iterable[DeviceId]) -> tuple[DeviceId, ...]:
         """Have devices in use from now on, which need not be of the set so far; return those that were not in use."""
         fresh = tuple(device for device in devices if device not in self._used)
-        self._counts.update(device.kind for device in fresh if device not in self._free)
         self._free = [device for device in self._free if device not in fresh]
         self._used.update(fresh)
         return fresh
 
+    def drop(self, devices: Collection[DeviceId]) -> None:
+        """Have devices in the set no more, whether in use or not."""
+        self._free = [device for device in self._free if device not in devices]
+        self._used.difference_update(devices)
+
     def offers(self) -> tuple[DeviceOffer, ...]:
-        return tuple(DeviceOffer(kind=kind, quota=count) for kind, count in self._counts.items())
+        counts = Counter(device.kind for device in sorted(self.devices))
+        return tuple(DeviceOffer(kind=kind, quota=count) for kind, count in counts.items())
 
     def handle(self, command: Acquire | Release, now: float) -> None:
         self._now = now
@@ -104,7 +108,7 @@ class FixedProvider:
             self._used.update(given)
             self._news.append(DevicesFound(given))
         if count > len(given):
-            there = self._counts[kind]
+            there = sum(1 for device in self.devices if device.kind == kind)
             reason = (
                 f"all {there} devices of kind {kind!r} are in use or lost"
                 if there

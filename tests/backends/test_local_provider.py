@@ -6,7 +6,7 @@ import pytest
 
 from cotenant.backends.fake import Fake
 from cotenant.backends.local_provider import LocalProvider
-from cotenant.control.adaptation import Acquire, DevicesFound, DevicesGone, Release
+from cotenant.control.adaptation import Acquire, AcquisitionFailed, DevicesFound, DevicesGone, Release
 from cotenant.core.identity import DeviceId
 from cotenant.core.model import Kind
 from cotenant.core.plan import Device, Plan
@@ -119,6 +119,21 @@ def test_devices_that_settings_leave_out_are_gone() -> None:
     assert local.news(0.5) == []
     machine.gone = {}
     assert local.news(1.0) == []
+    in_force.kinds = (GPUS,)
+    assert local.news(1.5) == [DevicesFound((B,))]
+
+
+def test_free_device_that_settings_leave_out_cannot_be_had() -> None:
+    machine, in_force = Machine(), InForce()
+    local = LocalProvider(machine, in_force)
+    local.handle(Release((B,)), 0.0)
+    assert local.news(0.0) == [DevicesGone((B,), "released")]
+    in_force.kinds = (Kind(name="gpu", count=1),)
+    assert local.news(0.5) == []
+    assert [offer.quota for offer in local.offers()] == [1]
+    local.handle(Acquire("gpu", 1), 1.0)
+    refused = AcquisitionFailed("gpu", 1, "all 1 devices of kind 'gpu' are in use or lost")
+    assert local.news(1.0) == [refused]
     in_force.kinds = (GPUS,)
     assert local.news(1.5) == [DevicesFound((B,))]
 

@@ -47,6 +47,21 @@ def test_devices_that_are_in_use_are_not_given() -> None:
     assert fixed.news(0.0) == [AcquisitionFailed("gpu", 1, "all 3 devices of kind 'gpu' are in use or lost")]
 
 
+def test_devices_that_are_dropped_are_neither_given_nor_taken() -> None:
+    fixed = FixedProvider(DEVICES, DEVICES[:2])
+    fixed.drop({DEVICES[1], DEVICES[2], DeviceId("tpu")})
+    assert fixed.used == {DEVICES[0]}
+    assert fixed.offers() == (DeviceOffer(kind="gpu", quota=2),)
+    fixed.handle(Release((DEVICES[1],)), 0.0)
+    fixed.handle(Acquire("gpu", 2), 0.0)
+    assert fixed.news(0.0) == [
+        DevicesFound((DEVICES[3],)),
+        AcquisitionFailed("gpu", 1, "all 2 devices of kind 'gpu' are in use or lost"),
+    ]
+    fixed.drop({DEVICES[0], DEVICES[3]})
+    assert fixed.offers() == ()
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=30))
 def test_every_device_is_in_use_or_free(commands: list[tuple[bool, int]]) -> None:
     fixed = FixedProvider(DEVICES)
