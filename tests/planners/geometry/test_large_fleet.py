@@ -22,7 +22,7 @@ from cotenant.planners.geometry.covering import ColumnPool, CoverProgram, CoverS
 from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.modes import Mode
 from cotenant.predictors import ConstantMargin
-from tests.planners.problems import MIB, linear
+from tests.planners.problems import EVERY_5, MIB, linear
 
 # On MIG devices the simple program counts legal layouts; elsewhere only that shares add up, which may not pack.
 RECIPES = [
@@ -253,3 +253,25 @@ def test_rates_that_take_thousands_of_devices_are_served(rates: dict[str, float]
     assert plan.unserved == {} and check(plan, asked) == []
     assert plan.bound is not None and plan.bound > 1000
     assert plan.devices_used <= plan.bound * 1.01
+
+
+def test_largest_rates_of_many_models_on_few_devices_are_near_the_bound() -> None:
+    """Ruin and recreate alone reaches three quarters, in five times the work."""
+    rng = np.random.default_rng(0)
+    models, profiles = [], {}
+    for name in (f"m{n}" for n in range(14)):
+        fixed, each = 0.002 + 0.01 * rng.random(), 0.0005 + 0.003 * rng.random()
+        profiles[name, "k"] = linear(name, "k", fixed * rng.uniform(1, 1.5), each, batches=(1, 2, 4, 8, 16))
+        models.append(Model(name=name, slo=(fixed + 16 * each) * rng.uniform(3, 20)))
+    problem = Problem(
+        models=tuple(models),
+        rates={model.name: float(rng.uniform(1.5, 6)) for model in models},
+        fleet=(Kind(name="k", cuts=EVERY_5, count=4),),
+        profiles=profiles,
+        objective="rate",
+        time_limit=2,
+    )
+    plan = geometry.plan(problem)
+    assert not check(plan, problem)
+    assert plan.bound is not None
+    assert plan.scale > 0.85 * plan.bound
