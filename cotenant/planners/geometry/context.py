@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.units import WHOLE
+from cotenant.errors import PlanError
 from cotenant.planners import Problem
 from cotenant.planners.geometry.bounding import BoundSolver
 from cotenant.planners.geometry.budget import Deadline, WorkBudget
@@ -31,6 +32,7 @@ BOUND_SHARE = 0.25  # of the time limit, for a bound tighter than the relaxation
 SLOWDOWN_QUANTILES = (1.0, 0.5)  # quantiles of possible slowdowns to plan with, besides the least
 SHARE_GRID = 100  # ‰: where legal shares are very many, plans use multiples of this
 SECONDS_PER_MODEL_AND_SLOT = 3e-5  # of work, to list the options of models
+MAX_PLANNED_DEVICES = 100_000  # of which a plan takes some seconds
 MIN_PRICE, MAX_PRICE = 1e-2, 1e4  # of a device, between which solvers take prices as they are
 NEAR_ZERO_SHARE = 1e-3  # ‰ of all devices that the relaxation uses of a size, below which it counts as unused
 
@@ -88,12 +90,23 @@ class PlanningContext:
             if self.has_finite_optimum()
             else None
         )
+        self._refuse_too_many_devices()
         self._limit_scaled_demand()
         if self.names and self.relaxation is None and not self.maximize_scale and math.inf in self.counts:
             # Where limited kinds do not suffice, consider no more of unlimited ones than would serve everything.
             unlimited = self._bounding_relaxation(self.instance(maximize_scale=False, unlimited=True))
             most = math.ceil(sum(unlimited.patterns)) + 1 if unlimited is not None else 1
             self.counts = [min(count, most) for count in self.counts]
+
+    def _refuse_too_many_devices(self) -> None:
+        """Raise PlanError where more devices are needed than a plan may list."""
+        needed = 0.0 if self.relaxation is None or self.maximize_scale else sum(self.relaxation.patterns)
+        if needed > MAX_PLANNED_DEVICES:
+            rate, name = max((self.problem.rates[name], name) for name in self.names)
+            raise PlanError(
+                f"the rates need some {needed:.2g} devices, and a plan lists {MAX_PLANNED_DEVICES:,} at most; the "
+                f"highest rate is {rate:.3g} requests/s, of {name}: lower it, or give each kind a count"
+            )
 
     def _catalog(self, names: Sequence[str], slowdowns: Array | None) -> ModeCatalog:
         self.budget.spend(SECONDS_PER_MODEL_AND_SLOT * len(names) * len(self.slots))

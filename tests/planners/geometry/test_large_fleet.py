@@ -12,6 +12,7 @@ import pytest
 from benchmarks.planner_problems import Recipe, one_model_each, problem
 from cotenant.core.model import Kind, Model
 from cotenant.core.profile import Point, Profile
+from cotenant.errors import PlanError
 from cotenant.planners import Problem, geometry
 from cotenant.planners.check import check
 from cotenant.planners.geometry import diving
@@ -275,3 +276,17 @@ def test_largest_rates_of_many_models_on_few_devices_are_near_the_bound() -> Non
     assert not check(plan, problem)
     assert plan.bound is not None
     assert plan.scale > 0.85 * plan.bound
+
+
+def test_rates_that_need_more_devices_than_a_plan_lists_are_refused_with_the_highest() -> None:
+    problem = Problem(
+        models=(Model(name="a", slo=0.1), Model(name="b", slo=0.1)),
+        rates={"a": 1e9, "b": 1.0},
+        fleet=(Kind(name="k", cuts=EVERY_5, count=None),),
+        profiles={(name, "k"): linear(name, "k", 0.002, 0.001) for name in ("a", "b")},
+        time_limit=0.1,
+    )
+    with pytest.raises(PlanError, match=r"1e\+09 requests/s, of a: lower it, or give each kind a count"):
+        geometry.plan(problem)
+    limited = geometry.plan(msgspec.structs.replace(problem, fleet=(Kind(name="k", cuts=EVERY_5, count=2),)))
+    assert limited.unserved["a"] > 9e8
