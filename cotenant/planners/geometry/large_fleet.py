@@ -33,6 +33,7 @@ UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved 
 # it would else be cheaper than what serves it, or the last of its rate than the device that serves that.
 LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows
+NEAR_ZERO_SCALE = 1e-9  # of the rates: devices serve next to nothing of what is asked for
 LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives serve some model not at all
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
@@ -241,8 +242,10 @@ def _largest_scale(
         if multiple < low * SCALE_STEP or not budget.left():
             break
     counts = [round(count) for count in context.counts]
+    scale = low or LEAST_SCALE * relaxation.value
     if annealed:
-        scale = low or LEAST_SCALE * relaxation.value
+        if scale < NEAR_ZERO_SCALE:
+            return best
         target = demand * scale * (1 + FIRST_RAISE)
         diver = Diver(fleet, catalog, singles, context.planning_slots, fleet_search)
         if (relaxed := diver.relaxation(target)) is None:
