@@ -64,10 +64,13 @@ def test_price_modes_of_any_prices_returns_tight_bound_and_best_modes(seed: int,
             assert each > threshold * best
 
 
-def test_price_modes_beyond_beam_width_returns_valid_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pricing, "MAX_BEAM_WIDTH", 5)
-    monkeypatch.setattr(pricing, "MIN_BEAM_WIDTH", 5)
-    monkeypatch.setattr(pricing, "FIRST_BEAM_WIDTH", 5)
+@pytest.mark.parametrize("far", [pricing.FAR, math.inf], ids=["best first", "all at once"])
+def test_price_modes_beyond_beam_width_returns_valid_bound(far: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one state a level, chosen by coarse bounds, the best mode is mostly missed."""
+    monkeypatch.setattr(pricing, "FAR", far)
+    monkeypatch.setattr(pricing, "CELLS", 4)
+    for name in ("MAX_BEAM_WIDTH", "MIN_BEAM_WIDTH", "FIRST_BEAM_WIDTH"):
+        monkeypatch.setattr(pricing, name, 1)
     for seed in range(10):
         problem, prices = random_problem(seed), random_prices(seed)
         catalog = make_catalog(problem)
