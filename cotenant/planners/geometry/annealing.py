@@ -13,6 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -67,17 +68,23 @@ class FleetAnnealer:
         patterns: Sequence[Sequence[tuple[int, ...]]],
         filler: RoundFiller,
     ) -> None:
-        self._modes, self._unit_prices = list(dict.fromkeys([*modes, *more])), prices
+        self._first_modes, self._modes, self._unit_prices = modes, list(dict.fromkeys([*modes, *more])), prices
         values = prices * demand
         self._prices = values / (values.sum() or 1.0) + EVEN_PRICE_FRACTION / len(values)
-        self._pool, self._demand = ModePool(modes, demand), demand
-        self._fleet, self._filler, self._first = fleet, filler, patterns
+        self._demand, self._fleet, self._filler, self._first = demand, fleet, filler, patterns
         self._choices = _Choices(self._modes, self._prices / demand)
         self._patterns = pieces_by_kind(fleet)
 
     def for_demand(self, demand: Array) -> FleetAnnealer:
         """Return the annealer of these modes for another demand."""
-        return FleetAnnealer(self._fleet, self._modes, (), demand, self._unit_prices, self._first, self._filler)
+        return FleetAnnealer(
+            self._fleet, self._first_modes, self._modes, demand, self._unit_prices, self._first, self._filler
+        )
+
+    @cached_property
+    def _pool(self) -> ModePool:
+        """Return the modes to fill devices with: large tables, which improving them does not need."""
+        return ModePool(self._first_modes, self._demand)
 
     def filled(self, counts: Sequence[int], budget: WorkBudget) -> list[DeviceState]:
         """Return so many devices of each kind, filled one after the other; empty ones where the budget ends first."""

@@ -164,13 +164,11 @@ class FleetSearch:
         return best
 
     def raised(self, devices: Sequence[PlacedDevice], rates: Array, scale: float) -> list[PlacedDevice]:
-        """Return the devices cut and filled anew for larger multiples of the rates in turn, from this one on, or those
-        given where none is reached."""
+        """Return the devices cut and filled anew for larger multiples of the rates in turn, or those given where none
+        is reached. scale: the multiple below the demand of the search, by `FIRST_RAISE`."""
         best = start = list(devices)
         most, step = float((self.served(best) / rates).min()), FIRST_RAISE
         while step >= LEAST_RAISE and self.budget.left():
-            self.demand = rates * scale * (1 + step)
-            self._annealer = self._annealer.for_demand(self.demand)
             start = self._annealed(start, self.budget.part(RAISE_SHARE))
             served = self.served(start)
             if (reached := float((served / rates).min())) > most:
@@ -178,6 +176,8 @@ class FleetSearch:
             # What nearly serves a multiple is a good start for a smaller one.
             step = step / 2 if self._missing(served).any() else step * RAISE_FACTOR
             scale = max(scale, most)
+            self.demand = rates * scale * (1 + step)
+            self._annealer = self._annealer.for_demand(self.demand)
         return best
 
     def rank(self, devices: Iterable[PlacedDevice]) -> tuple[float, float]:

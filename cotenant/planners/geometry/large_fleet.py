@@ -32,10 +32,10 @@ UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved 
 # For fleets that cost more than so many of the dearest device, a whole model unserved costs a multiple of them instead:
 # it would else be cheaper than what serves it, or the last of its rate than the device that serves that.
 LARGE_COST, LARGE_FACTOR = 300.0, 30.0
-ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows
-NEAR_ZERO_SCALE = 1e-9  # of the rates: devices serve next to nothing of what is asked for
-LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives serve some model not at all
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
+ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows
+LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives serve some model not at all
+NEAR_ZERO_SCALE = 1e-9  # of the rates: devices serve next to nothing of what is asked for
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
 BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles

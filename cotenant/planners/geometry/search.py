@@ -213,7 +213,8 @@ def _candidates(
     problem = context.problem
     one_kind = len(context.fleet) == 1
     small = bool(context.names) and context.estimated_devices() <= MAX_SMALL_FLEET
-    # Of many models on several kinds, ruin and recreate finds nothing that integer programs do not.
+    # Of many models on several kinds, ruin and recreate finds nothing that integer programs do not, and for the largest
+    # rates of many models less than annealing.
     few = len(context.names) <= MAX_MODELS_FOR_PAIRS
     small = small and (few or (one_kind and not context.maximize_scale) or sum(context.counts) <= 1)
     quick = (
