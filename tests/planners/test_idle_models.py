@@ -59,6 +59,13 @@ def test_partition_is_shared_where_no_share_is_free() -> None:
     assert made.unserved == {}
 
 
+def test_share_is_taken_where_it_is_all_that_is_free() -> None:
+    asked = problem(a=50.0, c=1.0)
+    made = with_idle_models(plan(800, 50.0), asked)
+    assert [part.share for part in made.devices[0].partitions] == [800, 200]
+    assert made.unserved == {}
+
+
 def test_device_gets_no_more_partitions_than_it_may_have() -> None:
     asked = problem(a=50.0, c=1.0)
     one = msgspec.structs.replace(asked, fleet=(Kind(name="k", count=1, cuts=CUTS, max_partitions=1),))
@@ -73,6 +80,13 @@ def test_model_that_fits_nowhere_stays_unserved_and_the_others_as_they_were() ->
     made = with_idle_models(before, asked)
     assert made.devices == before.devices
     assert made.unserved == {"d": 1.0}
+
+
+def test_model_that_fits_nowhere_takes_nothing_from_what_idle_models_with_more_work_are_asked_for() -> None:
+    asked = problem(a=50.0, b=5.0, d=0.01)
+    made = with_idle_models(plan(600, 50.0), asked)
+    assert made.rate("b") == 5.0
+    assert made.unserved == {"d": 0.01}
 
 
 def test_nobody_misses_a_target_more_often_for_a_model_that_is_idle() -> None:

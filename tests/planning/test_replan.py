@@ -241,6 +241,12 @@ def test_slowdowns_that_leave_nobody_served_are_left_out() -> None:
     assert not idle.slowed and idle.plan is not None and idle.plan.rates() == pytest.approx({"a": 1.0, "b": 1.0})
 
 
+def test_slowdowns_that_leave_only_models_served_that_nobody_asks_for_are_left_out() -> None:
+    solved = solve({"a": 1.0, "b": 1.0}, current(), offered={"a": 1.0, "b": 0.0}, slowdowns={"a": 80.0})
+    assert solved.plan is not None and not solved.slowed
+    assert solved.plan.rate("a") == pytest.approx(1.0)
+
+
 def test_slowdowns_under_which_somebody_is_served_count() -> None:
     solved = solve({}, current(), slowdowns={"a": 1.5, "b": 60.0})
     assert solved.slowed and solved.plan is not None

@@ -262,3 +262,61 @@ def test_pairs_take_a_part_of_the_work_left() -> None:
     assert {i for mode in found[0] for i in mode.models} == set(range(4))
     assert len(found[0]) > len(found[1]) > 0
     assert found[2] == []
+
+
+@pytest.mark.parametrize(("least", "kept_at_first"), [(1.0, True), (1e-5, False)])
+def test_rises_are_kept_at_first_but_not_in_the_end_nor_where_the_demand_is_nearly_served(
+    least: float, kept_at_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that raise the least shortfall by the temperature at first, and steps back where that was kept."""
+    budget = WorkBudget(ASKED)
+    steps, seconds = 2000, budget.left()
+    taken, kept = 0, list[int]()
+
+    class Hill:
+        def __init__(self, *_: object) -> None:
+            self.work, self.shortfall, self.before = 0.0, least, least
+
+        def step(self) -> None:
+            nonlocal taken
+            taken += 1
+            self.work += seconds / steps
+            self.shortfall = least if self.before > least else least + annealing.TEMPERATURE
+
+        def keep(self) -> None:
+            if self.shortfall > least:
+                kept.append(taken)
+            self.before = self.shortfall
+
+        def undo(self) -> None:
+            self.shortfall = self.before
+
+        def copy(self) -> tuple[list[list[int]], list[list[object]]]:
+            return [], []
+
+    monkeypatch.setattr(annealing, "_Annealed", Hill)
+    annealer_of(PlanningContext(ASKED)).improved([], np.random.default_rng(1), budget)
+    assert budget.left() == 0
+    assert (sum(n < 0.1 * steps for n in kept) > 20) == kept_at_first
+    assert not any(n > 0.9 * steps for n in kept)
+    assert bool(kept) == kept_at_first
+
+
+def test_made_mode_that_serves_more_than_is_short_counts_for_what_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first model ten times its demand, which is a quarter of the value, or half of the second's."""
+    for probability in ("MADE_PROBABILITY", "FILL_PROBABILITY"):
+        monkeypatch.setattr(annealing, probability, 1.0)
+    context = PlanningContext(ASKED)
+    s = max(context.usable_slots, key=lambda s: context.slots[s].share)
+    singles = {mode.models[0]: mode for mode in context.singles if mode.slot == s}
+    demand = np.full(len(context.rates), 1e-9)
+    demand[0], demand[1] = 0.1 * singles[0].rates[0], 2.0 * singles[1].rates[0]
+    choices = annealing._Choices([singles[0], singles[1]], np.array([0.25, 0.75, 0.0, 0.0]) / demand)
+    devices = [DeviceState(context.slots[s].kind, None, [s], [None])]
+    patterns: list[list[tuple[int, ...]]] = [[(s,)] for _ in context.counts]
+    filler, rng = RoundFiller(context.catalog), random.Random(1)  # noqa: S311
+    state = annealing._Annealed(choices, devices, patterns, context.memory_limits, filler, rng, demand)
+    monkeypatch.setattr(state, "_made", lambda *_: choices.of(singles[0]))
+    state.refill([(0, 0)])
+    assert state.copy()[1] == [[choices.of(singles[1])]]
+    assert state.shortfall == pytest.approx(0.25 + 0.75 / 2)

@@ -9,6 +9,7 @@ import pytest
 from cotenant.core.model import Kind, Model
 from cotenant.planners import Problem, geometry
 from cotenant.planners.geometry import bounding, search
+from cotenant.planners.geometry.bounding import BoundCertificate, BoundSolver
 from cotenant.planners.geometry.context import PlanningContext
 from tests.planners.geometry.test_search import brute_force_scale, tiny
 from tests.planners.problems import linear
@@ -84,7 +85,7 @@ def test_cost_bound_of_two_kinds_equals_cheapest_fleet() -> None:
     assert np.isclose(PlanningContext(problem).bound() or 0.0, 4.8)
 
 
-def test_one_relaxation_at_the_prices_of_devices_excludes_every_cheaper_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_certificate_excludes_every_cheaper_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three models that each take half a device or more: the relaxation fits them into two devices, no plan does."""
     most_of_a_whole = max(mode.rates[0] for mode in PlanningContext(halves(None, 1.0)).singles)
     asked = halves(None, 0.5 * most_of_a_whole, price=2.5)
@@ -110,3 +111,38 @@ def test_bound_and_plan_do_not_depend_on_the_currency(unit: float) -> None:
     assert plan.bound == pytest.approx(3.6 * unit)
     assert plan.provenance is not None
     assert plan.provenance.proven == "optimal"
+
+
+def solver_of(asked: Problem) -> BoundSolver:
+    solver = PlanningContext(asked).bound_solver
+    assert solver is not None
+    return solver
+
+
+def test_prices_of_slots_are_raised_as_far_as_no_device_gets_more_valuable() -> None:
+    """The halves of a device are worth 0.6 in sum, a whole one 1: each half may be worth 0.2 more."""
+    solver = solver_of(halves(None, 10.0))
+    assert {tuple(pattern.pieces) for pattern in solver.patterns} == {((0, 2),), ((1, 1),)}
+    assert solver._raised_to_slack(np.array([0.3, 1.0]), 1) == pytest.approx([0.5, 1.0])
+    assert solver._raised_to_slack(np.array([0.5, 0.7]), 1) == pytest.approx([0.5, 1.0])
+
+
+def test_certificate_that_requires_most_is_kept_where_later_ones_require_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    most_of_a_whole = max(mode.rates[0] for mode in PlanningContext(halves(None, 1.0)).singles)
+    asked = halves(2, 0.95 * most_of_a_whole)
+    solver = solver_of(asked)
+    new = msgspec.structs.replace(solver.pool[0], memory=1)
+    made = iter([(BoundCertificate(f, np.ones(1)), modes) for f, modes in ((2.2, [new]), (2.6, [new]), (2.4, []))])
+    monkeypatch.setattr(solver, "_certificate", lambda *_: next(made))
+    certificate = solver.prove(np.full(3, 0.95 * most_of_a_whole), [2.0])
+    assert certificate is not None
+    assert certificate.required_fraction([2.0]) == pytest.approx(1.3)
+    assert next(made, None) is None
+
+
+def test_modes_that_the_pool_has_are_not_added_again() -> None:
+    solver = solver_of(halves(None, 10.0))
+    new = msgspec.structs.replace(solver.pool[0], memory=1)
+    assert solver._unknown([solver.pool[0], new, solver.pool[1], new]) == [new]
+    solver.extend([new])
+    assert solver._unknown([new]) == []

@@ -9,6 +9,7 @@ from itertools import combinations
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks.planner_problems import Recipe, problem
 from cotenant.core.plan import Plan
@@ -21,6 +22,7 @@ from cotenant.planners.geometry.covering import CoverProgram, Fleet
 from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
 from cotenant.planners.geometry.large_fleet import cheapest_fleet
+from cotenant.planners.geometry.modes import Mode
 
 MIXED = Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5)
 
@@ -177,3 +179,45 @@ def test_tries_go_on_from_what_left_least_and_again_from_where_that_began(
     assert (starts[1] == without[0]) == many
     assert starts[2] == without[1]
     assert starts[3] == starts[1]
+
+
+def test_multiples_are_raised_from_the_largest_that_is_reached_until_steps_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Annealing that serves every multiple up to 1.2 and, of larger ones, all of one model and little of the others."""
+    search = search_of(problem(MIXED))
+    rates, most = search.demand.copy(), 1.2
+    models = tuple(range(len(rates)))
+    tried: list[float] = []
+    reached = [1.0]
+
+    def serving(multiples: Sequence[float]) -> list[PlacedDevice]:
+        served = tuple((rates * multiples).tolist())
+        return [PlacedDevice(0, None, (Mode(0, models, served, (1,) * len(models), (1,) * len(models), 0),))]
+
+    def annealed(devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
+        multiple = float((search.demand / rates).min())
+        assert search.demand == pytest.approx(multiple * rates)
+        assert multiple > reached[-1]
+        assert vars(search)["_annealer"].demand == pytest.approx(search.demand)
+        tried.append(multiple)
+        if multiple > most:
+            return serving([multiple, *[0.5] * (len(rates) - 1)])
+        reached.append(multiple)
+        return serving([multiple] * len(rates))
+
+    class Annealer:
+        def __init__(self, demand: NDArray[np.float64]) -> None:
+            self.demand = demand
+
+        def for_demand(self, demand: NDArray[np.float64]) -> Annealer:
+            return Annealer(demand)
+
+    search.demand = rates * (1 + fleet_search.FIRST_RAISE)
+    monkeypatch.setitem(vars(search), "_annealer", Annealer(search.demand))
+    monkeypatch.setattr(search, "_annealed", annealed)
+    found = search.raised(serving([1.0] * len(rates)), rates, 1.0)
+    assert tried[:3] == pytest.approx([1.05, 1.05 * 1.075, 1.05 * 1.075 * 1.1125])
+    assert float((search.served(found) / rates).min()) == pytest.approx(reached[-1])
+    assert most / (1 + 2 * fleet_search.LEAST_RAISE) < reached[-1] <= most
+    assert len(tried) < 30

@@ -15,7 +15,7 @@ from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, geometry
 from cotenant.planners.check import check
-from cotenant.planners.geometry import diving
+from cotenant.planners.geometry import diving, large_fleet
 from cotenant.planners.geometry.budget import COUNTED, WorkBudget
 from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.context import PlanningContext
@@ -254,6 +254,21 @@ def test_rates_that_take_thousands_of_devices_are_served(rates: dict[str, float]
     assert plan.unserved == {} and check(plan, asked) == []
     assert plan.bound is not None and plan.bound > 1000
     assert plan.devices_used <= plan.bound * 1.01
+
+
+def test_model_left_unserved_costs_far_more_than_the_devices_that_serve_it() -> None:
+    """2,000 devices for one model: at a thousand times the price of one, dives would leave it unserved."""
+    profile = Profile("m", "k", [Point(share=1000, batch=1, latency=0.01, memory=0)])
+    asked = Problem(
+        models=(Model(name="m", slo=1.0),),
+        rates={"m": 200_000.0},
+        fleet=(Kind(name="k", count=None, price=2.0),),
+        profiles={("m", "k"): profile},
+    )
+    context = PlanningContext(asked)
+    assert context.relaxation is not None
+    assert context.relaxation.value == pytest.approx(4000.0)
+    assert large_fleet._unserved_cost(context) > 10 * 4000.0
 
 
 def test_largest_rates_of_many_models_on_few_devices_are_near_the_bound() -> None:
