@@ -119,6 +119,16 @@ def test_slower_batches_are_retuned_in_the_same_partitions() -> None:
     assert after["a"] > before["a"]
 
 
+def test_batches_for_which_workers_start_anew_are_a_new_plan() -> None:
+    held = Placement(model="a", batch=4, rate=100.0, duty=0.008, latency=0.008)
+    device = Device(id=ONE[0], partitions=(Partition(share=1000, placements=(held,)),))
+    plan = Plan(planner="hand", objective="devices", devices=(device,))
+    solved = solve({"a": 600.0, "b": 0.0}, plan)
+    assert solved.plan is not None and solved.plan.devices[0].partitions[0].placements[0].batch > 4
+    assert diff_plans(plan, solved.plan).workers_started == 1
+    assert solved.step is SolveStep.REPLAN
+
+
 def test_larger_rates_move_partitions() -> None:
     plan = current({"a": 5.0, "b": 70.0})
     solved = solve({"a": 500.0, "b": 5.0}, plan)
