@@ -411,7 +411,7 @@ class Controller:
 
     def _fail(self, now: float, action: str, reason: str, *, again: bool = False) -> None:
         """Note what failed, and wait. again: it failed for what others do, and may well succeed once that is over."""
-        delay = min(self.options.retry * (1 if again else 2**self._failures), self.options.longest_retry)
+        delay = min(self.options.retry * (1 if again else 2.0 ** min(self._failures, 64)), self.options.longest_retry)
         self._failures += not again
         self._not_before = now + delay
         self._note(now, f"{action}; try again in {delay:g} s", reason)

@@ -193,6 +193,17 @@ def test_failed_solver_is_asked_again_later_and_later() -> None:
     assert "the solver died" in world.controller.status().decisions[-1].reason
 
 
+def test_failure_that_lasts_for_days_is_tried_again_as_seldom_as_before() -> None:
+    world = World(devices=1)
+    commands = world.tell(DevicesGone(GPU[:1], "it fell off the bus"))
+    for _ in range(1_100):  # more than the doublings that a float can hold
+        (solve,) = commands
+        assert isinstance(solve, Solve)
+        assert world.answer(solve, None, error="no device is left") == []
+        world.now += 60.0
+        commands = world.tell(Observed(seconds=PERIOD, offered={}))
+
+
 def test_what_others_change_meanwhile_is_no_failure() -> None:
     world = World(retry=2.0)
     asked = []
