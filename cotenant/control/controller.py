@@ -336,7 +336,6 @@ class Controller:
         if not certain:
             self._next = ready
             return
-        self._failures = 0
         self._short = solved.short
         self._held.wanted = solved.devices or None
         self._acquire(now, commands)
@@ -375,6 +374,7 @@ class Controller:
         return plan.devices_used < self._plan.devices_used
 
     def _in_force(self, asked: Solve, solved: Solved, now: float) -> None:
+        self._failures = 0
         self._planned = asked.rates | solved.rates
         # What cannot be served is no reason to plan for it again and again.
         self._sustained = {name: max(rate, solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()}

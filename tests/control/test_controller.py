@@ -231,6 +231,23 @@ def test_rollout_that_fails_leaves_the_plan_in_force() -> None:
     assert world.solve(300.0).current == plan_of(1)
 
 
+def test_rollout_that_fails_again_and_again_is_tried_later_and_later() -> None:
+    world = World(retry=2.0, longest_retry=10.0)
+    ended = []
+    for _ in range(5):
+        (roll,) = world.answer(world.solve(300.0), plan_of(1, 360.0))
+        ended.append(world.now)
+        world.rolled(roll, RolloutOutcome.ROLLED_BACK)
+    assert [after - before for before, after in itertools.pairwise(ended)] == [2.0, 4.0, 8.0, 10.0]
+    (roll,) = world.answer(world.solve(300.0), plan_of(1, 360.0))
+    world.rolled(roll)
+    (roll,) = world.answer(world.solve(600.0), plan_of(1, 720.0))
+    world.rolled(roll, RolloutOutcome.ROLLED_BACK)
+    begun = world.now
+    world.solve(600.0)
+    assert world.now - begun == 2.0, "the first since a plan came into force"
+
+
 def test_slow_batches_are_planned_for() -> None:
     world = World()
     world.observe(100.0, 30)
