@@ -151,6 +151,7 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
+        self._postponed = self._postponed or self._lost(plan)  # unless it turns out to be back with this plan
         if isinstance(self._next, Ready):
             self._next = None
         self._held.wanted = None
@@ -171,6 +172,11 @@ class Controller:
         gone = self._held.gone(devices)
         if used & set(gone):
             self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
+
+    def _lost(self, plan: Plan) -> str:
+        """Say which devices of a plan were lost before it came into force; empty where none was."""
+        lost = self._held.lost(device.id for device in plan.devices)
+        return f"{', '.join(lost)} is gone" if lost else ""
 
     # Deciding
 
@@ -397,7 +403,9 @@ class Controller:
             self._fail(now, f"the rollout was {ended.outcome}", ended.reason, again=again)
             return
         self._lead.in_force(rolling.since, now)
+        assert rolling.solved.plan is not None
         self._plan = rolling.solved.plan
+        self._urgent = self._urgent or self._lost(self._plan)
         self._in_force(rolling.asked, rolling.solved, now)
         self._watches.forget_batches()
         self._note(now, f"in force after {ended.seconds:.2f} s", rolling.asked.reason)

@@ -54,6 +54,10 @@ class HeldDevices:
                 self._lost.add(device)
         return gone
 
+    def lost(self, devices: Iterable[DeviceId]) -> list[DeviceId]:
+        """Return those of these devices that are gone though nobody gave them back."""
+        return sorted(self._lost.intersection(devices))
+
     def kept(self, now: float) -> set[DeviceId]:
         """Return the devices that can be planned for: not those just given back, which may yet stay where they are."""
         return {device for device in self.devices if now - self._releasing.get(device, -math.inf) >= RELEASED_WITHIN}

@@ -9,6 +9,7 @@ import pytest
 from cotenant.control.adaptation import (
     Acquire,
     AcquisitionFailed,
+    Adopted,
     DevicesFound,
     DevicesGone,
     Release,
@@ -150,6 +151,25 @@ def test_lost_device_is_planned_around_though_the_first_try_comes_to_nothing(out
     again = world.solve(100.0)
     assert world.now - begun == 2.0
     assert "it fell off the bus" in again.reason and again.step is SolveStep.REPLAN
+
+
+def test_device_that_is_lost_while_the_first_plan_that_uses_it_is_rolled_out_is_planned_around() -> None:
+    world = World(plan_of(1), devices=2)
+    (roll,) = world.answer(world.solve(300.0), plan_of(2, 360.0))
+    assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
+    (solve,) = world.rolled(roll)  # the old workers drained, after the new ones had taken over
+    assert isinstance(solve, Solve)
+    assert solve.devices == GPU[:1] and "gpu-1 is gone" in solve.reason
+    (roll,) = world.answer(solve, plan_of(1, 360.0))
+    assert world.rolled(roll) == []
+
+
+def test_device_that_is_lost_before_an_adopted_plan_that_uses_it_is_planned_around() -> None:
+    world = World(plan_of(1), devices=2)
+    assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
+    assert world.tell(Adopted(plan=plan_of(2), rates={"a": 100.0})) == []
+    solve = world.solve(100.0, 10.0)
+    assert solve.devices == GPU[:1] and "gpu-1 is gone" in solve.reason
 
 
 def test_device_that_no_plan_uses_may_go() -> None:
