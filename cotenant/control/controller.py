@@ -265,12 +265,13 @@ class Controller:
     def _could_save(self, now: float) -> bool:
         """Whether fewer devices might do, or what is left unserved might now be served."""
         assert self._plan is not None
-        if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not self._short:
+        short = self._short or self._plan.unserved
+        if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not short:
             return False
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
         since = now - (self.options.short_cooldown if self._short else self._cooldown_seconds)
         peaks = {name: self._peak(name, since) for name in planned}
-        fall = self.options.short_fall if self._short or self._plan.unserved else self.options.fall
+        fall = self.options.short_fall if short else self.options.fall
         lower = sum(peaks.values()) < (1 - fall) * sum(planned.values())
         return lower or any(peak < (1 - self.options.fall_alone) * planned[name] for name, peak in peaks.items())
 

@@ -436,6 +436,18 @@ def test_adopted_plan_that_leaves_rates_unserved_is_not_made_anew_for_a_small_fa
     assert len(world.observe(77.0, 150.0)) == asked
 
 
+def test_model_that_an_adopted_plan_of_one_device_leaves_unserved_is_planned_for_once_rates_are_lower() -> None:
+    world = World(cooldown=20.0)
+    plan = msgspec.structs.replace(plan_of(1), unserved={"b": 50.0})
+    world.tell(Adopted(plan=plan, rates={"a": 100.0, "b": 50.0}))
+    begun = world.now
+    solve = world.solve(100.0, 60.0)  # and nobody asks for `b`
+    assert 20.0 <= world.now - begun < 22.0
+    assert solve.cause is Cause.SAVING and solve.rates["b"] == world.controller.options.idle_rate
+    assert world.answer(solve, plan, SolveStep.KEEP) == []
+    assert world.observe(100.0, 600.0) == []
+
+
 def test_plan_that_saves_nothing_is_not_moved_to() -> None:
     world = World(plan_of(3, price=1.0), devices=3, cooldown=20.0)
     solve = world.solve(30.0, 100.0)
