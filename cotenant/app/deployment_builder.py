@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import logging
 import time
@@ -98,15 +99,13 @@ class DeploymentBuilder:
 
     @asynccontextmanager
     async def switched(self, settings: Settings, kept: KeptModels = NOTHING_KEPT) -> AsyncIterator[Deployment]:
-        """Build the deployment of other settings, which apply from now on unless the block fails. The backend stays the
-        same. kept: see `build`."""
-        before = self._settings, self._given
-        self._settings, self._given = settings, _given_profiles(settings)
-        try:
-            yield await self.build(settings.load_models, kept=kept)
-        except BaseException:
-            self._settings, self._given = before
-            raise
+        """Build the deployment of other settings, which apply once the block is over, unless it fails: models that are
+        loaded meanwhile must not get settings that are rejected. The backend stays the same. kept: see `build`."""
+        other = copy.copy(self)
+        other._settings, other._given = settings, _given_profiles(settings)
+        yield await other.build(settings.load_models, kept=kept)
+        self._settings, self._given = other._settings, other._given
+        self._allowed, self._mirrored = other._allowed, other._mirrored
 
     async def build(
         self,

@@ -12,6 +12,7 @@ from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.reloader import Reloader
 from cotenant.backends.fake import Fake
 from cotenant.core.profile import write_profiles
+from cotenant.errors import WorkerError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment
 from cotenant.live.server import Server
@@ -79,3 +80,25 @@ def test_reload_takes_no_assumed_rate_for_one_that_was_observed(folder: Path) ->
     asyncio.run(Reloader(cast(Server, server), builder, asked).reload(asked))
     assert server.deployment.problem.assumed == before.assumed == {"lookup"}
     assert server.deployment.problem.rates == pytest.approx({"identity": 30.0, "lookup": before.rates["lookup"]})
+
+
+def test_model_that_is_loaded_during_a_reload_gets_no_settings_that_are_rejected(folder: Path) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    given = 'profiles = "given.csv"' + RATES
+    builder = DeploymentBuilder(settings(folder, given.format(10)), Fake((LARGE,)))
+    loaded: list[Deployment] = []
+
+    class RejectingServer(AdaptingServer):
+        async def apply(self, deployment: Deployment) -> None:
+            loaded.append(await builder.build(["identity"]))
+            raise WorkerError("a worker did not start")
+
+        def reloaded(self, error: str = "") -> None:
+            assert "a worker did not start" in error
+
+    server = RejectingServer(asyncio.run(builder.build(NAMES)), adapts=False)
+    reloader = Reloader(cast(Server, server), builder, builder.settings)
+    with pytest.raises(WorkerError):
+        asyncio.run(reloader.reload(settings(folder, given.format(40))))
+    (deployment,) = loaded
+    assert deployment.problem.rates == {"identity": 10.0}
