@@ -120,9 +120,19 @@ def placed_models(deployment: Deployment) -> set[str]:
     return {*deployment.plan.rates(), *deployment.plan.split}
 
 
-def loaded_models(deployment: Deployment) -> set[str]:
-    """Return the models that are served, with those that have no place just now."""
-    return placed_models(deployment) | (deployment.problem.rates.keys() & deployment.offered.keys())
+def loaded_models(deployment: Deployment, name: str = "") -> set[str]:
+    """Return the models that are served, with those that have no place just now; of all that are once a model of this
+    name is loaded, if one is given. An ensemble is none of them while a model of its steps is unloaded."""
+    known = placed_models(deployment) | (deployment.problem.rates.keys() & deployment.offered.keys())
+    if name:
+        known |= {name} | _step_models(deployment, name)
+    return {each for each in known if _step_models(deployment, each) <= known}
+
+
+def _step_models(deployment: Deployment, name: str) -> frozenset[str]:
+    """Return the models of an ensemble; none of a plain model."""
+    offered = deployment.offered.get(name)
+    return frozenset() if offered is None or offered.ensemble is None else frozenset(offered.ensemble.models)
 
 
 def kept_models(deployment: Deployment, names: Collection[str]) -> KeptModels:
@@ -136,13 +146,19 @@ def kept_models(deployment: Deployment, names: Collection[str]) -> KeptModels:
 
 def with_models_of(before: Deployment, deployment: Deployment) -> Deployment:
     """Return a deployment of some models with the others as they were before: those that it says nothing of, or only
-    that they are not loaded."""
+    that they are not loaded. An ensemble that waits for a model which was unloaded still does."""
     offered = {
         name: known for name, known in before.offered.items() if deployment.broken.get(name, NOT_LOADED) == NOT_LOADED
     } | deployment.offered
     told = {name: why for name, why in deployment.broken.items() if why != NOT_LOADED or name not in before.broken}
     broken = {name: why for name, why in (before.broken | told).items() if name not in offered}
-    return msgspec.structs.replace(deployment, offered=offered, broken=broken)
+    waiting = {
+        name: parts
+        for name, parts in before.plan.split.items()
+        if name in offered and name not in deployment.problem.rates
+    }
+    plan = msgspec.structs.replace(deployment.plan, split=waiting | deployment.plan.split)
+    return msgspec.structs.replace(deployment, offered=offered, broken=broken, plan=plan)
 
 
 def with_profile(deployment: Deployment, profile: Profile) -> Deployment:
@@ -173,12 +189,8 @@ def without_model(deployment: Deployment, name: str) -> Deployment:
 def dependents(deployment: Deployment, name: str) -> list[str]:
     """Return the models of an ensemble that no other ensemble which is served needs; none of a plain model."""
 
-    def models(ensemble: str) -> set[str]:
-        offered = deployment.offered.get(ensemble)
-        return set() if offered is None or offered.ensemble is None else set(offered.ensemble.models)
-
-    others = [models(other) for other in deployment.plan.split if other != name]
-    return sorted(models(name).difference(*others))
+    others = [_step_models(deployment, other) for other in deployment.plan.split if other != name]
+    return sorted(_step_models(deployment, name).difference(*others))
 
 
 def _without(problem: Problem, name: str) -> Problem:

@@ -73,12 +73,12 @@ class DeploymentManager:
         given = _config_parameter(name, parameters)
 
         async def with_model(current: Deployment) -> Deployment:
-            placed, loaded = placed_models(current), loaded_models(current)
+            loaded = loaded_models(current, name) | {name}
             configs = {model: config for model, config in current.configs.items() if model != name}
             configs |= {} if given is None else {name: parse_json_config(given, name)}
-            kept = kept_models(current, loaded - {name})
-            deployment = await self._prepare(loaded | {name}, self._observer.samples(), configs, kept)
-            for wanted in (name, *sorted(placed)):
+            kept = kept_models(current, loaded_models(current) - {name})
+            deployment = await self._prepare(loaded, self._observer.samples(), configs, kept)
+            for wanted in (name, *sorted(loaded & placed_models(current))):
                 if wanted in deployment.broken:
                     raise ModelError(deployment.broken[wanted])
                 if not serves(deployment, wanted):

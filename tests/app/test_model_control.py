@@ -150,6 +150,26 @@ def test_unload_with_dependents_takes_out_the_models_of_an_ensemble(served: Path
         client.close()
 
 
+def test_load_brings_back_no_other_model_that_was_unloaded(served: Path) -> None:
+    (served / "pair" / "1").mkdir(parents=True)
+    (served / "pair" / "config.pbtxt").write_text(PAIR)
+    with cotenant.serve("serve.toml") as server:
+        client = triton_http.InferenceServerClient(server.addresses.http)
+        client.unload_model("lookup")
+        client.unload_model("identity")  # which `pair` cannot do without
+        client.load_model("lookup")
+        assert client.is_model_ready("lookup")
+        assert not client.is_model_ready("identity") and not client.is_model_ready("pair")
+        reasons = index(client)
+        assert reasons["identity"] == "unloaded" and reasons["pair"] == "identity: unloaded"
+        client.load_model("identity")
+        assert client.is_model_ready("identity") and client.is_model_ready("pair")
+        client.unload_model("identity")
+        client.load_model("pair")
+        assert client.is_model_ready("identity") and client.is_model_ready("pair")
+        client.close()
+
+
 def test_explicit_mode_begins_with_the_named_models_or_none(folder: Path, served: Path) -> None:
     settings(folder, 'load_models = ["lookup"]')
     with cotenant.serve("serve.toml") as server:
