@@ -6,11 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from cotenant.app.deployment_builder import NOTHING_KEPT, DeploymentBuilder, check_serves_something
 from cotenant.app.settings import check_reloadable
 from cotenant.config import Settings
 from cotenant.errors import CotenantError, InvalidError
-from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, loaded_models, with_models_of
+from cotenant.live.deployment import (
+    NOT_LOADED,
+    Deployment,
+    KeptModels,
+    kept_models,
+    loaded_models,
+    with_models_of,
+)
 from cotenant.live.server import Server
 from cotenant.worker.repository import scan_repository
 
@@ -71,17 +80,21 @@ class Reloader:
             await self._server.change(self._replanned, reason)
 
     async def _replanned(self, current: Deployment) -> Deployment:
+        """Return a deployment of the models that are served now, whatever has changed in the repository since they were
+        loaded, and of those that could not be served."""
         builder, settings = self._builder, self._builder.settings
-        if settings.model_control_mode != "explicit":
-            deployment = await builder.build(settings.load_models, kept=self._learnt(settings))
-            check_serves_something(deployment)
-            return deployment
-        # Callers have loaded some since the start, and unloaded others.
         failed = {name for name, reason in current.broken.items() if reason != NOT_LOADED}
         failed &= failed if settings.load_models is None else set(settings.load_models)
-        there = await asyncio.to_thread(lambda: {entry.name for entry in scan_repository(builder.repository())})
-        names = (loaded_models(current) | failed) & there
-        deployment = await builder.build(names, configs=current.configs, kept=self._learnt(settings))
+        entries = await asyncio.to_thread(lambda: scan_repository(builder.repository(), current.configs))
+        loaded, usable = loaded_models(current), {entry.name: entry for entry in entries if not entry.reason}
+        # Not what has other files, or none: these are for a load or the next start, and may be half of a copy.
+        stay = {name for name in loaded if current.offered[name].entry != usable.get(name)}
+        kept, learnt = kept_models(current, stay), self._learnt(settings)
+        learnt = KeptModels(kept.models, kept.profiles, learnt.rates, learnt.slowdowns)
+        if stay:  # a slowdown that all of these have is none of the others'
+            learnt = msgspec.structs.replace(learnt, slowdowns=dict.fromkeys(loaded, 1.0) | learnt.slowdowns)
+        names = loaded | (failed & {entry.name for entry in entries})
+        deployment = await builder.build(names, configs=current.configs, kept=learnt)
         check_serves_something(deployment)
         return with_models_of(current, deployment)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from cotenant.app.deployment_builder import DeploymentBuilder
@@ -14,7 +17,7 @@ from cotenant.backends.fake import Fake
 from cotenant.core.profile import write_profiles
 from cotenant.errors import WorkerError
 from cotenant.live.adaptation import Learnt
-from cotenant.live.deployment import Deployment
+from cotenant.live.deployment import Deployment, without_model
 from cotenant.live.server import Server
 from tests.app.test_deployment_builder import LARGE, measured, settings
 
@@ -102,3 +105,41 @@ def test_model_that_is_loaded_during_a_reload_gets_no_settings_that_are_rejected
         asyncio.run(reloader.reload(settings(folder, given.format(40))))
     (deployment,) = loaded
     assert deployment.problem.rates == {"identity": 10.0}
+
+
+class ChangingServer(AdaptingServer):
+    async def change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
+        self.deployment = await changed(self.deployment)
+
+
+@pytest.mark.parametrize("mode", ["explicit", "poll", "none"])
+def test_plan_for_other_devices_keeps_the_models_that_are_served_whatever_has_become_of_their_files(
+    folder: Path, mode: str
+) -> None:
+    shutil.copytree((folder / "models").resolve(), folder / "changing")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in (*NAMES, "new")]))
+    text = f'profiles = "given.csv"\nmodel_control_mode = "{mode}"' + RATES.format(10)
+    given = msgspec.structs.replace(settings(folder, text), model_repository=folder / "changing")
+    builder = DeploymentBuilder(given, Fake((LARGE,)))
+    server = ChangingServer(asyncio.run(builder.build()), adapts=True)
+    before = server.deployment.offered
+    (folder / "changing" / "identity" / "1" / "model.onnx").write_bytes(b"half of a copy")
+    shutil.rmtree(folder / "changing" / "lookup")
+    shutil.copytree((folder / "models").resolve() / "identity", folder / "changing" / "new")
+    asyncio.run(Reloader(cast(Server, server), builder, given).replan("nodes have joined or left"))
+    assert server.deployment.offered == before
+    assert server.deployment.plan.rates() == pytest.approx({"identity": 30.0, "lookup": 60.0})
+    assert server.deployment.slowdowns == {"identity": 1.0, "lookup": 1.5}
+
+
+def test_plan_for_other_devices_is_made_without_a_model_that_has_left_the_repository(folder: Path) -> None:
+    shutil.copytree((folder / "models").resolve(), folder / "changing")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    text = 'profiles = "given.csv"\nmodel_control_mode = "poll"' + RATES.format(10)
+    given = msgspec.structs.replace(settings(folder, text), model_repository=folder / "changing")
+    builder = DeploymentBuilder(given, Fake((LARGE,)))
+    server = ChangingServer(asyncio.run(builder.build()), adapts=False)
+    shutil.rmtree(folder / "changing" / "lookup")
+    server.deployment = without_model(server.deployment, "lookup")
+    asyncio.run(Reloader(cast(Server, server), builder, given).replan("nodes have joined or left"))
+    assert server.deployment.plan.rates() == pytest.approx({"identity": 10.0})
