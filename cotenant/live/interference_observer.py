@@ -8,7 +8,7 @@ time, up to TOLERANCE of it, and at least one was busy.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cotenant.core.identity import LaneId
 from cotenant.live.statistics import DurationSum
@@ -68,6 +68,12 @@ class InterferenceObserver:
                 self._forget()
             self._alone[run].add(alone)
             self._together[run].add(now - since)
+
+    def forget_lanes(self, kept: Collection[LaneId]) -> None:
+        """Forget the batches of all lanes but these; what they have told of loads stays."""
+        for lane in self._ended.keys() - kept:
+            del self._ended[lane]
+        self._last = {lane: load for lane, load in self._last.items() if lane in kept}
 
     def _forget(self) -> None:
         """Forget the half that was seen least often: batches of many sizes combine in very many ways."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -42,7 +42,7 @@ class ServingObserver:
         self._busy_since = busy_since
         self._interference = InterferenceObserver()
         self._warming_up: set[DeviceId] = set()
-        self._lanes: object = None  # that the following is of, with the deployment
+        self._lanes: Mapping[LaneId, object] = {}  # that the following is of, with the deployment
         self._deployment: object = None
         self._known: dict[LaneId, _LaneFacts] = {}
 
@@ -116,11 +116,19 @@ class ServingObserver:
         """Return what the plan in force says of a lane, which is asked with every batch."""
         state = self._state
         if state.lanes is not self._lanes or state.deployment is not self._deployment:
+            if state.lanes is not self._lanes:
+                self._forget_lanes(state.lanes.keys() | self._lanes.keys())  # those of before may still drain
             self._lanes, self._deployment, self._known = state.lanes, state.deployment, {}
         facts = self._known.get(lane)
         if facts is None:
             facts = self._known[lane] = self._read_facts(lane)
         return facts
+
+    def _forget_lanes(self, kept: Collection[LaneId]) -> None:
+        """Forget all lanes but these: every change of plan names some that no later one does."""
+        self._interference.forget_lanes(kept)
+        for counts in self.models.values():
+            counts.forget_lanes(kept)
 
     def _read_facts(self, lane: LaneId) -> _LaneFacts:
         partition, assignment = self.partitions.of(lane), self._state.lanes.get(lane)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cotenant.core.identity import LaneId
@@ -110,6 +110,10 @@ class ModelCounts:
         times.observed.add(observed + timing.lent)
         times.alone.add(alone)
         times.busy += observed
+
+    def forget_lanes(self, kept: Collection[LaneId]) -> None:
+        """Forget the last batches of all lanes but these."""
+        self._timings = {lane: timing for lane, timing in self._timings.items() if lane in kept}
 
     def answered_from_cache(self, began: float, now: float) -> None:
         """Count a request that was answered from the response cache: it is served, and ran in no batch."""

@@ -44,3 +44,22 @@ def test_batches_beside_a_worker_that_warms_up_say_nothing_of_interference(
             timing = Timing(0, 0, 0, 0, 0, 0, warming_up=warming_up and lane == lanes[1])
             observer.ran(lane, "a", 1, begun, begun + 1.0, timing)
     assert [sample.victim.model for sample in observer.samples()] == ([] if warming_up else ["a", "a"])
+
+
+def test_lanes_of_plans_before_the_last_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ServingState(cast(Any, None))
+    observer = ServingObserver(state, lambda lane: None)
+
+    def facts(lane: LaneId) -> _LaneFacts:
+        return _LaneFacts(observer.partitions.of(lane), 500, tuple(set(state.lanes) - {lane}), {}, {"a": (1.0,)})
+
+    monkeypatch.setattr(observer, "_read_facts", facts)
+    counts = observer.models["a"] = ModelCounts("a", "1")
+    plans = [[LaneId.parse(f"gpu-0/{slot}") for slot in (2 * number, 2 * number + 1)] for number in range(10)]
+    for lanes in plans:
+        state.lanes = {lane: cast(Any, None) for lane in lanes}
+        for lane in lanes:
+            observer.ran(lane, "a", 1, 0.0, 1.0, Timing(0, 0, 0, 0, 0, 0))
+    known = {*plans[-2], *plans[-1]}  # the lanes of the one before may still drain
+    interference = observer._interference
+    assert counts._timings.keys() == interference._ended.keys() == interference._last.keys() == known
