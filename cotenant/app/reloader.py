@@ -11,7 +11,7 @@ import msgspec
 from cotenant.app.deployment_builder import NOTHING_KEPT, DeploymentBuilder, check_serves_something
 from cotenant.app.settings import check_reloadable
 from cotenant.config import Settings
-from cotenant.errors import CotenantError, InvalidError
+from cotenant.errors import ConfigError, CotenantError, InvalidError
 from cotenant.live.deployment import (
     NOT_LOADED,
     Deployment,
@@ -68,6 +68,11 @@ class Reloader:
                 self._server.reloaded(f"{REJECTED}: {error}")
                 logger.error("%s: %s", REJECTED, error)
                 raise
+            except Exception as error:  # such as a planner's fault, which is no reason for the server to end
+                reason = f"{type(error).__name__}: {error}"
+                self._server.reloaded(f"{REJECTED}: {reason}")
+                logger.exception("%s", REJECTED)
+                raise ConfigError(reason) from error
             self._server.reloaded()
             logger.info("configuration reloaded")
             if self._on_reload is not None:

@@ -11,11 +11,12 @@ from typing import cast
 import msgspec
 import pytest
 
+from cotenant.app import deployment_builder
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.reloader import Reloader
 from cotenant.backends.fake import Fake
 from cotenant.core.profile import write_profiles
-from cotenant.errors import WorkerError
+from cotenant.errors import ConfigError, WorkerError
 from cotenant.live.adaptation import Learnt
 from cotenant.live.deployment import Deployment, without_model
 from cotenant.live.server import Server
@@ -143,3 +144,20 @@ def test_plan_for_other_devices_is_made_without_a_model_that_has_left_the_reposi
     server.deployment = without_model(server.deployment, "lookup")
     asyncio.run(Reloader(cast(Server, server), builder, given).replan("nodes have joined or left"))
     assert server.deployment.plan.rates() == pytest.approx({"identity": 10.0})
+
+
+def test_reload_that_fails_by_a_fault_is_rejected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    given = settings(folder, 'profiles = "given.csv"' + RATES.format(10))
+    builder = DeploymentBuilder(given, Fake((LARGE,)))
+    said: list[str] = []
+
+    class Told(AdaptingServer):
+        def reloaded(self, error: str = "") -> None:
+            said.append(error)
+
+    server = Told(asyncio.run(builder.build(NAMES)), adapts=True)
+    monkeypatch.setattr(deployment_builder, "plan_problem", lambda *_, **__: 1 / 0)
+    with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero"):
+        asyncio.run(Reloader(cast(Server, server), builder, given).reload())
+    assert said == ["reload rejected; keeping the current configuration: ZeroDivisionError: division by zero"]
