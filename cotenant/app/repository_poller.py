@@ -66,6 +66,8 @@ class RepositoryPoller:
             await self._follow(name, gone=gone)
         except CotenantError as error:
             logger.error("the repository changed: %s", error)
+        except Exception:  # the others that have changed are followed all the same
+            logger.exception("the repository changed, but model %s could not be followed", name)
         else:
             logger.info("the repository changed: model %s is %s", name, "unloaded" if gone else "loaded")
 

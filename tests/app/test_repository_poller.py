@@ -37,6 +37,26 @@ def test_failure_of_any_kind_ends_nothing(tmp_path: Path, caplog: pytest.LogCapt
     assert "a fault of ours" in caplog.text
 
 
+def test_failure_of_any_kind_with_one_model_keeps_no_other_from_being_followed(tmp_path: Path) -> None:
+    followed: list[str] = []
+
+    async def follow(changed: str, *, gone: bool) -> None:
+        followed.append(changed)
+        if changed == "a":
+            raise ValueError("a fault of ours")
+
+    async def main() -> None:
+        poller = RepositoryPoller(lambda: tmp_path, follow, settled=0.001)
+        await poller.begin()
+        model(tmp_path, "a")
+        model(tmp_path, "b")
+        await poller.look()
+        await poller.look()
+
+    asyncio.run(main())
+    assert followed == ["a", "b"]
+
+
 def test_model_whose_files_keep_changing_holds_back_no_other(tmp_path: Path) -> None:
     followed: list[str] = []
 
