@@ -110,6 +110,8 @@ async def following_nodes(
                 await reloader.replan("nodes have joined or left")
             except CotenantError as error:
                 logger.error("no plan for the present devices, keeping the old one: %s", error)
+            except Exception:  # or nodes to come would not be planned for any more
+                logger.exception("no plan for the present devices, keeping the old one")
             if not is_planned():
                 asyncio.get_running_loop().call_later(RETRY, changed.set)
 

@@ -283,7 +283,8 @@ def test_node_that_joins_leaves_models_that_callers_have_loaded_and_unloaded(
     asyncio.run(scenario())
 
 
-def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ConfigError("no plan"), ZeroDivisionError("a fault of a planner's")])
+def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(nodes_module, "SETTLE", 0.0)
     monkeypatch.setattr(nodes_module, "RETRY", 0.01)
     kind = Kind(name="node-a/cpu", count=1)
@@ -296,7 +297,7 @@ def test_plan_for_nodes_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatc
     async def replan(reason: str) -> None:
         fleets.append(builder.available())
         if not next(plans):
-            raise ConfigError("no plan")
+            raise error
         server.deployment = msgspec.structs.replace(nothing_yet(), available=(kind,))
         planned.set()
 
