@@ -229,6 +229,7 @@ def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextMan
         server.learnt,
         builder.corrections,
         told=server.stored,
+        path=lambda: state_path(builder.settings),
     )
 
 

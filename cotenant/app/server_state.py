@@ -103,6 +103,11 @@ class StateFile:
         self.problem = ""
         self._path = path
 
+    def move(self, path: Path) -> bool:
+        """Load and store at this place from now on; return whether it is another one."""
+        moved, self._path = path != self._path, path
+        return moved
+
     def load(self, key: str) -> Learnt | None:
         """Return what was stored under a key; None where there is nothing. A broken file is put aside."""
         if not self._path.exists():
@@ -166,11 +171,13 @@ async def kept(
     current: Callable[[], Learnt | None],
     corrections: ProfileCorrections | None = None,
     told: Callable[[str], None] = lambda problem: None,
+    path: Callable[[], Path] | None = None,
 ) -> AsyncIterator[None]:
     """Within the block, store what has changed at its beginning, now and then, and at its end.
 
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
-    nothing. told: after each attempt, why it failed; empty where it did not.
+    nothing. told: after each attempt, why it failed; empty where it did not. path: returns the place of the file, which
+    a reload may change; called in a thread.
     """
     stored: tuple[str, Learnt, dict[str, ProfileCorrection]] | None = None
 
@@ -179,6 +186,8 @@ async def kept(
         learnt = current()
         if learnt is None:
             return
+        if path is not None and file.move(await asyncio.to_thread(path)):
+            stored = None
         # Profiles that are refined change the key alone.
         now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
         if now != stored:

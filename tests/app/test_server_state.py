@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -316,5 +317,23 @@ def test_server_starts_with_the_plan_of_its_last_run(tmp_path: Path, caplog: pyt
         assert other.learnt is None and other.deployment.plan.rate("identity") == pytest.approx(5.0)
         fixed = await prepare_deployment(DeploymentBuilder(msgspec.structs.replace(settings, adapt=False), Cpu()))
         assert fixed.learnt is None
+
+    asyncio.run(main())
+
+
+def test_state_is_where_the_next_start_looks_after_a_reload_of_another_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_state, "PERIOD", 0.01)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = msgspec.structs.replace(settings_of(tmp_path), state=None)
+    shutil.copytree(settings.model_repository, tmp_path / "copy")
+    other = msgspec.structs.replace(settings, model_repository=tmp_path / "copy")
+
+    async def main() -> None:
+        async with running(settings, Cpu()) as server:
+            await server.reload(other)
+        again = await prepare_deployment(DeploymentBuilder(other, Cpu()))
+        assert again.learnt is not None and again.deployment.plan == again.learnt.plan
 
     asyncio.run(main())
