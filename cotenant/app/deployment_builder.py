@@ -7,6 +7,7 @@ import copy
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -23,9 +24,11 @@ from cotenant.app.remote_repository import RemoteRepository
 from cotenant.backends import Backend
 from cotenant.config import ModelSettings, Settings, read_profiles_file
 from cotenant.config.devices import limited
+from cotenant.control.controller_built import known_devices
 from cotenant.core.identity import DeviceId, own_kind
 from cotenant.core.model import Kind
 from cotenant.core.plan import Plan
+from cotenant.core.plan_diff import renumber_devices
 from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count, show_seconds
@@ -34,7 +37,9 @@ from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, Servabl
 from cotenant.live.foreign_load import available_cores
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
+from cotenant.planners import Problem
 from cotenant.planning import plan as plan_problem
+from cotenant.planning.replan import with_devices
 from cotenant.predictors.samples import Sample
 from cotenant.worker.ensemble import NESTED, describe_ensemble
 from cotenant.worker.repository import ENSEMBLE, Config, Entry, Use, describe, scan_repository, uses_of
@@ -149,9 +154,21 @@ class DeploymentBuilder:
         self.say("planning")
         # In a thread: a server goes on meanwhile.
         slowed = msgspec.structs.replace(problem, profiles=slowed_profiles(problem.profiles, counted))
+        left = self._left(problem)
+        if left:
+            slowed = with_devices(slowed, Counter(device.kind for device in left))
         # Somebody waits for it: by the time that passes, however busy the machine is.
         plan = await asyncio.to_thread(plan_problem, slowed, self._settings.planner, clock=time.monotonic)
+        if left:
+            plan = renumber_devices(plan, plan, left)
         return msgspec.structs.replace(deployment, plan=plan, slowdowns=counted)
+
+    def _left(self, problem: Problem) -> list[DeviceId]:
+        """Return the devices of a problem that are left where some are lost; none where none is, or all are: that the
+        workers do not start says why."""
+        devices, lost = known_devices(problem), self._backend.lost()
+        left = [device for device in devices if device not in lost]
+        return left if len(left) < len(devices) else []
 
     async def describe(
         self,

@@ -13,6 +13,7 @@ from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.problem import ASSUMED_RATE, MAX_ASSUMED_WORK
 from cotenant.backends.fake import Fake
 from cotenant.config import Settings, read_settings
+from cotenant.core.identity import DeviceId
 from cotenant.core.mig import fixed_geometry
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile, write_profiles
@@ -178,3 +179,20 @@ def test_deployment_builder_profiles_in_workers_confined_as_those_that_serve(
     text = 'worker_memory = "2GiB"\nworker_environment = ["MODEL_KEY"]'
     asyncio.run(DeploymentBuilder(settings(folder, text), Fake((LARGE,))).build(["identity"]))
     assert confined == [Confinement(memory=2 * GIB, environment=("MODEL_KEY",))]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_deployment_builder_plans_for_the_devices_that_are_not_lost(folder: Path, lost: int) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured("identity", LARGE, 0.001)]))
+
+    class OneLost(Fake):
+        def lost(self) -> dict[DeviceId, str]:
+            return {DeviceId("large", lost): "it fell off the bus"}
+
+    text = 'profiles = "given.csv"\n[[models]]\nname = "identity"\nslo = "1s"\nrate = 1500\n'
+    builder = DeploymentBuilder(settings(folder, text), OneLost((LARGE,)))
+    deployment = asyncio.run(builder.build(["identity"]))
+    assert [device.id for device in deployment.plan.devices] == [DeviceId("large", 1 - lost)]
+    assert deployment.plan.unserved, "it takes both"
+    assert deployment.problem.fleet == (LARGE,), "the other may come back"
+    assert not check(deployment.plan, deployment.problem)
