@@ -84,9 +84,8 @@ class Controller:
         self._watches = ModelWatches(self.options)
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._lead = LeadTime(self.options.lead, max([offer.launch_seconds for offer in offers], default=0.0))
-        self._held = HeldDevices(
-            devices, self._lead, retry=self.options.retry, longest_retry=self.options.longest_retry
-        )
+        limits = self.options.launch_timeout, self.options.retry, self.options.longest_retry
+        self._held = HeldDevices(devices, self._lead, *limits)
         self._next: Solving | Ready | Rolling | None = None  # how far the next plan has come; None: there is none
         self._numbers = 0
         self._urgent = ""  # a reason that does not wait to settle
@@ -114,10 +113,9 @@ class Controller:
             case DevicesGone(devices, reason):
                 self._gone(devices, reason)
             case AcquisitionFailed(kind, count, reason):
-                if self._held.refused(kind, count, now):
-                    self._fail(now, f"{count} x {kind} cannot be had", reason)
-                else:  # plans do not wait for what has been refused before
-                    self._note(now, f"{count} x {kind} still cannot be had", reason)
+                self._refused(kind, count, reason, now)
+        for kind, count in self._held.overdue(now).items():
+            self._refused(kind, count, "the provider has not answered", now)
         if self._plan is not None and not isinstance(self._next, Solving | Rolling):
             self._decide(now, commands)
         if self._held.ask_again(now):
@@ -151,7 +149,8 @@ class Controller:
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
-        self._postponed = self._postponed or self._lost(plan)  # unless it turns out to be back with this plan
+        # Unless it turns out to be back with this plan.
+        self._postponed = self._postponed or self._held.describe_lost(plan)
         if isinstance(self._next, Ready):
             self._next = None
         self._held.wanted = None
@@ -172,11 +171,6 @@ class Controller:
         gone = self._held.gone(devices)
         if used & set(gone):
             self._urgent = f"{', '.join(gone)} is gone" + (f": {reason}" if reason else "")
-
-    def _lost(self, plan: Plan) -> str:
-        """Say which devices of a plan were lost before it came into force; empty where none was."""
-        lost = self._held.lost(device.id for device in plan.devices)
-        return f"{', '.join(lost)} is gone" if lost else ""
 
     # Deciding
 
@@ -406,7 +400,7 @@ class Controller:
         self._lead.in_force(rolling.since, now)
         assert rolling.solved.plan is not None
         self._plan = rolling.solved.plan
-        self._urgent = self._urgent or self._lost(self._plan)
+        self._urgent = self._urgent or self._held.describe_lost(self._plan)
         self._in_force(rolling.asked, rolling.solved, now)
         self._watches.forget_batches()
         self._note(now, f"in force after {ended.seconds:.2f} s", rolling.asked.reason)
@@ -432,6 +426,12 @@ class Controller:
             self._note(now, f"acquire {count} x {kind}", "the rates need them")
             self._cooldown.wanted(now)
             commands.append(Acquire(kind, count))
+
+    def _refused(self, kind: str, count: int, reason: str, now: float) -> None:
+        if self._held.refused(kind, count, now):
+            self._fail(now, f"{count} x {kind} cannot be had", reason)
+        else:  # plans do not wait for what has been refused before
+            self._note(now, f"{count} x {kind} still cannot be had", reason)
 
     def _release(self, now: float, commands: list[ControllerCommand]) -> None:
         used = {device.id for device in self._plan.devices} if self._plan is not None else set(self._held.devices)

@@ -22,9 +22,11 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     are wanted again soon after, and to keep_launches times what a launch takes. lead: that a plan takes until it is in
     force, before any was timed. fall: part of the planned rates by which their sum must be lower before a plan of fewer
     devices is looked for; short_fall: the same while some rates are unserved; fall_alone: the same for a single rate.
-    retry, longest_retry: after a failure, doubling with each in a row. correct_after, correct_batches: of a quiet
-    machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a quiet one, at
-    most. short_cooldown: the cool-down while not all that is offered can be served. forecast: of rates; None: none.
+    retry, longest_retry: after a failure, doubling with each in a row. launch_timeout: after which a device that was
+    asked for is not expected any more, beyond three times what a launch takes. correct_after, correct_batches: of a
+    quiet machine, that tell whether a profile is wrong. quiet: part of the machine that other programs use on a quiet
+    one, at most. short_cooldown: the cool-down while not all that is offered can be served. forecast: of rates; None:
+    none.
     """
 
     headroom: float = 1.2
@@ -42,6 +44,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     fall_alone: float = 0.4
     retry: float = 2.0
     longest_retry: float = 60.0
+    launch_timeout: float = 60.0
     correct_after: float = 60.0
     correct_batches: int = 200
     short_cooldown: float = 10.0

@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cotenant.control.lead_time import LeadTime
 from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Plan
 
+LAUNCHES = 3.0  # times what a launch takes, for which a device is waited for, and longer
 RELEASED_WITHIN = 0.9  # seconds in which a provider takes a device back, if it does
 
 
@@ -16,15 +18,19 @@ class HeldDevices:
     """Hold devices, launches under way and refusals. Times are in seconds of any monotonic clock.
 
     wanted: how many by kind, as the last solution has it; None: as many as there are. lead: learns how long launches
-    take. retry, longest_retry: seconds until devices that could not be had are asked for again, doubling with each
-    refusal in a row.
+    take. launch_timeout: seconds after which a device that was asked for is not expected any more, beyond LAUNCHES
+    times what a launch takes. retry, longest_retry: seconds until devices that could not be had are asked for again,
+    doubling with each refusal in a row.
     """
 
-    def __init__(self, devices: Iterable[DeviceId], lead: LeadTime, *, retry: float, longest_retry: float) -> None:
+    def __init__(
+        self, devices: Iterable[DeviceId], lead: LeadTime, launch_timeout: float, retry: float, longest_retry: float
+    ) -> None:
         self.devices = dict.fromkeys(devices)  # in the order in which they came
         self.launching: Counter[str] = Counter()
         self.wanted: Mapping[str, int] | None = None
         self._lead = lead
+        self._launch_timeout = launch_timeout
         self._retry = retry
         self._longest_retry = longest_retry
         self._releasing: dict[DeviceId, float] = {}  # since when those have been given back that are not gone yet
@@ -54,9 +60,10 @@ class HeldDevices:
                 self._lost.add(device)
         return gone
 
-    def lost(self, devices: Iterable[DeviceId]) -> list[DeviceId]:
-        """Return those of these devices that are gone though nobody gave them back."""
-        return sorted(self._lost.intersection(devices))
+    def describe_lost(self, plan: Plan) -> str:
+        """Say which devices of a plan are gone though nobody gave them back; empty where none is."""
+        lost = sorted(self._lost.intersection(device.id for device in plan.devices))
+        return f"{', '.join(lost)} is gone" if lost else ""
 
     def kept(self, now: float) -> set[DeviceId]:
         """Return the devices that can be planned for: not those just given back, which may yet stay where they are."""
@@ -74,6 +81,11 @@ class HeldDevices:
                 self.launching[kind] += missing
                 self._lead.acquired(kind, missing, now)
         return asked
+
+    def overdue(self, now: float) -> dict[str, int]:
+        """Return how many devices of each kind were asked for so long ago that they are not expected any more: a
+        provider may give fewer than it was asked for, and say nothing."""
+        return self._lead.acquired_before(now - LAUNCHES * self._lead.launch - self._launch_timeout)
 
     def refused(self, kind: str, count: int, now: float) -> bool:
         """Hear that devices that were asked for do not come; return whether this is the first refusal in a row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 REMEMBERED = 4  # latest plans, and launches, of which the longest counts
 
@@ -41,6 +41,10 @@ class LeadTime:
     def acquired(self, kind: str, count: int, now: float) -> None:
         """Devices have been asked for."""
         self._acquired.extend([(now, kind)] * count)
+
+    def acquired_before(self, time: float) -> dict[str, int]:
+        """Return by kind how many devices were asked for before that time, and have neither come nor failed."""
+        return dict(Counter(kind for since, kind in self._acquired if since < time))
 
     def found(self, kind: str, now: float) -> None:
         """A device has come."""

@@ -17,6 +17,7 @@ from cotenant.control.adaptation import (
     Solve,
     SolveStep,
 )
+from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
 from tests.control.controller_world import GPU, World, plan_of
 
@@ -114,6 +115,19 @@ def test_devices_that_cannot_be_had_are_asked_for_ever_later_though_rates_stay_a
     assert world.observe(130.0, 60.0) == [Acquire("gpu", 1)]
     world.tell(DevicesFound((GPU[1],)))
     assert world.controller.status().launching == {}
+
+
+def test_devices_of_which_the_provider_says_nothing_are_asked_for_again() -> None:
+    world = World(offers=[DeviceOffer(kind="gpu", launch_seconds=20.0)])
+    commands = world.answer(world.solve(300.0), plan_of(1, 200.0), devices={"gpu": 3}, short="a 100 of 300/s")
+    assert commands[0] == Acquire("gpu", 2)
+    world.rolled(commands[1])
+    begun = world.now
+    assert world.observe(300.0, 600.0) == [Acquire("gpu", 2)]
+    assert 3 * 20.0 + 60.0 <= world.now - begun <= 3 * 20.0 + 60.0 + 4.0
+    assert "the provider has not answered" in [each.reason for each in world.controller.status().decisions]
+    (solve,) = world.tell(DevicesFound(GPU[1:2]))  # late, or the second try
+    assert isinstance(solve, Solve) and solve.launching == {"gpu": 1}
 
 
 def test_device_that_was_lost_and_is_back_is_not_the_one_that_was_launched() -> None:
