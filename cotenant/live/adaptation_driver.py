@@ -174,7 +174,8 @@ class AdaptationDriver:
         seconds, self._observed_at = now - self._observed_at, now
         if seconds <= 0:
             return
-        self.feed(msgspec.structs.replace(self._counter.take(seconds), foreign_load=foreign_load))
+        seen = self._counter.take(seconds, self.known.problem.rates)
+        self.feed(msgspec.structs.replace(seen, foreign_load=foreign_load))
 
     # What it wants done
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+import msgspec
+
 from cotenant.control.adaptation import Observed
 from cotenant.control.observed_totals import ModelTotals, ObservedTotals
 from cotenant.control.orchestrator import Orchestrator
 from cotenant.live.driver import Driver
 from cotenant.live.serving_observer import ServingObserver
+
+T = TypeVar("T")
 
 
 class ObservedCounts:
@@ -18,10 +25,19 @@ class ObservedCounts:
         self._orchestrator = orchestrator
         self._seen = ObservedTotals()
 
-    def take(self, seconds: float = 0.0) -> Observed:
-        """Return what is new since the last call, so many seconds ago."""
+    def take(self, seconds: float = 0.0, planned: Collection[str] = ()) -> Observed:
+        """Return what is new since the last call, so many seconds ago, of what plans are made for: requests for a model
+        that was unloaded are no reason for another plan. planned: models and applications."""
         totals = {name: self._totals(name) for name in self._observer.models}
-        return self._seen.observe(totals, seconds, self._orchestrator, self._observer.take_warming_up())
+        seen = self._seen.observe(totals, seconds, self._orchestrator, self._observer.take_warming_up())
+        return msgspec.structs.replace(
+            seen,
+            offered=_of(planned, seen.offered),
+            stayed=_of(planned, seen.stayed),
+            within_target=_of(planned, seen.within_target),
+            waiting=_of(planned, seen.waiting),
+            latencies=_of(planned, seen.latencies),
+        )
 
     def _totals(self, name: str) -> ModelTotals:
         counts = self._observer.models[name]
@@ -37,3 +53,7 @@ class ObservedCounts:
             predicted=sum(each.predicted.seconds for each in partitions),
             observed=sum(each.observed.seconds for each in partitions),
         )
+
+
+def _of(names: Collection[str], seen: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in seen.items() if name in names}

@@ -47,7 +47,7 @@ from cotenant.live.server import Server
 from cotenant.planners.rates import at_rates
 from cotenant.predictors.samples import Sample
 from tests.live.deployment import repository, sample_deployment
-from tests.live.test_server import floats, run, until
+from tests.live.test_server import floats, indices, run, until
 
 EAGER = ControllerOptions(settle=0.2, cooldown=4.0)
 
@@ -173,6 +173,25 @@ def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
             await server.unload("lookup", {})
             await until(lambda: controller._plan == server.deployment.plan)
             assert not server.deployment.plan.rate("lookup")
+
+    run(main())
+
+
+def test_requests_for_an_unloaded_model_are_no_reason_to_plan(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            server, refused = asking.server, list[InferResponse | RequestError]()
+            await server.load("lookup", {})
+            await server.unload("lookup", {})
+            driving = server._adaptation._adapting  # type: ignore[union-attr]
+            assert driving is not None
+            await until(lambda: driving.known is server.deployment)
+            for _ in range(300):
+                server.infer(InferRequest(model="lookup", inputs=(indices(1),)), refused.append)
+            before = driving._observed_at
+            await until(lambda: driving._observed_at > before)
+            assert len(refused) == 300 and driving.controller.status().models.keys() == {"identity"}
+            assert asking.decisions() == []
 
     run(main())
 
