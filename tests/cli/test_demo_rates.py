@@ -24,7 +24,8 @@ def test_demo_on_a_quiet_machine_asks_for_a_part_of_it_and_misses_nothing() -> N
     assert max(ratios) == pytest.approx(min(ratios))
 
 
-def test_demo_on_a_busy_machine_says_what_cannot_be_kept_and_asks_for_less() -> None:
+def test_demo_on_a_busy_machine_says_what_cannot_be_kept_and_asks_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.cli.demo_rates.TIME_LIMIT", 0.2)
     problem = embedded()
     chosen = plan_demo(problem, "geometry", dict.fromkeys(problem.rates, 3.0))
     assert chosen.fraction < 1 and chosen.missed

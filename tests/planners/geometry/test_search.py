@@ -45,7 +45,7 @@ def tiny(seed: int, parts: int = 2) -> Problem:
         models.append(Model(name=name, slo=latency[500, 1] * float(rng.uniform(1.5, 6))))
         rates[name] = float(rng.uniform(0.1, 1.0)) * 3 / latency[1000, 3]
     kind = Kind(name="k", count=int(rng.integers(1, 3)), cuts=SHARES, max_partitions=parts)
-    return Problem(models=tuple(models), rates=rates, fleet=(kind,), profiles=profiles, time_limit=0.5)
+    return Problem(models=tuple(models), rates=rates, fleet=(kind,), profiles=profiles, time_limit=0.25)
 
 
 def brute_force_scale(problem: Problem, devices: int) -> float:
@@ -240,7 +240,7 @@ def test_geometry_with_fine_shares_generates_patterns() -> None:
     fine = tuple(range(10, 1001, 10))
     problem = fleet_problem(9, 4, 4.0, cuts=fine)
     profiles = {key: linear(*key, 0.002, 0.002, cuts=fine, batches=(1, 2, 4)) for key in problem.profiles}
-    problem = msgspec.structs.replace(problem, profiles=profiles, time_limit=0.5)
+    problem = msgspec.structs.replace(problem, profiles=profiles, time_limit=0.25)
     plan = geometry.plan(problem)
     assert check(plan, problem) == []
     assert plan.unserved == {}
@@ -336,7 +336,7 @@ def test_geometry_under_interference_meets_every_slo(
     interference: Interference, objective: Literal["devices", "rate"]
 ) -> None:
     problem = fleet_problem(7, 4, 4.0, count=4, max_partitions=4)
-    problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.5)
+    problem = msgspec.structs.replace(problem, interference=interference, objective=objective, time_limit=0.25)
     plan = portfolio.plan(problem)
     alone = geometry.plan(msgspec.structs.replace(problem, interference=NoInterference()))
     assert [str(violation) for violation in check(plan, problem)] == []
