@@ -203,7 +203,6 @@ def test_gpu_check_targets_are_loosened_until_time_sharing_meets_them(quick: Non
         fleet=(Kind(name="h200", cuts=(500, 1000)),),
         profiles={("quick", "h200"): profile("quick", 0.001), ("slow", "h200"): profile("slow", 0.01)},
         objective="rate",
-        time_limit=0.2,
     )
     times, plan = asyncio.run(
         live._smallest_feasible_factor(Deployment(offered={}, problem=problem, plan=Plan(planner="geometry")))

@@ -39,7 +39,7 @@ PROBLEM = Problem(
         ("a", "k"): linear("a", "k", 0.004, 0.001, cuts=CUTS, batches=(1, 4, 16)),
         ("b", "k"): linear("b", "k", 0.010, 0.008, cuts=CUTS, batches=(1, 4, 16)),
     },
-    time_limit=0.3,
+    time_limit=1.0,
 )
 ONE = (DeviceId("k"),)
 FOUR = tuple(DeviceId("k", index) for index in range(4))
