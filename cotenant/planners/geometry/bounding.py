@@ -129,6 +129,8 @@ class BoundSolver:
             if certificate is None or certificate.required_fraction(fleet) <= 1 + REL_ROUNDING:
                 break
             certificates.append(certificate)
+            if trial == 0:  # these exclude many fleets at once, which is not worth it where none is to be excluded
+                certificates += self._cost_certificates(rates, counts, prices)
         return limit
 
     def proves_infeasible(self, rates: Array, counts: Sequence[float]) -> bool:
@@ -144,7 +146,7 @@ class BoundSolver:
         best: BoundCertificate | None = None
         master = _MasterProgram(self, rates, counts)
         for _ in range(MAX_ROUNDS):
-            if not self._converged(master):
+            if not self._converged(master, enough=1.0):
                 break
             assert master.value is not None
             if master.value <= 1.0 + HOPELESS:
@@ -159,17 +161,34 @@ class BoundSolver:
             master.extend(new_modes)
         return best
 
-    def _converged(self, master: _MasterProgram) -> bool:
-        """Solve the master program with all columns and cuts that are found without exact pricing, or until the rates
-        fit the fleet.
+    def _cost_certificates(
+        self, rates: Array, counts: Sequence[float], prices: Sequence[float]
+    ) -> list[BoundCertificate]:
+        """Return certificates at the dual prices of the cheapest mix of devices, the last one of the most cost."""
+        certificates: list[BoundCertificate] = []
+        master = _MasterProgram(self, rates, counts, prices)
+        for _ in range(MAX_ROUNDS):
+            if not self._converged(master):
+                break
+            certificate, new_modes = self._certificate(master, len(counts))
+            if certificate is None:
+                break
+            certificates.append(certificate)
+            if not new_modes:
+                break
+            master.extend(new_modes)
+        return certificates
 
-        Returns whether it has a solution, and budget to go on.
+    def _converged(self, master: _MasterProgram, *, enough: float = -math.inf) -> bool:
+        """Solve the master program with all columns and cuts that are found without exact pricing.
+
+        Returns whether it has a solution, and budget to go on. enough: value at which to stop.
         """
         while self.budget.left():
             self.budget.spend(master.solve())
             if master.value is None:
                 return False
-            if master.value <= 1.0:
+            if master.value <= enough:
                 if not master.add_cuts():
                     return True
             elif not (
@@ -265,12 +284,15 @@ def _cheapest_fleet(
 
 
 class _MasterProgram:
-    """Solve the restricted master problem: minimise the used fraction of a fleet that serves some rates.
+    """Solve the restricted master problem: minimise the used fraction of a fleet that serves some rates, or at some
+    prices of devices the cost.
 
     Columns: that fraction, patterns, modes. Rows: devices of each kind, partitions on each slot, models, cuts.
     """
 
-    def __init__(self, solver: BoundSolver, rates: Array, counts: Sequence[float]) -> None:
+    def __init__(
+        self, solver: BoundSolver, rates: Array, counts: Sequence[float], prices: Sequence[float] | None = None
+    ) -> None:
         self.solver, self.rates = solver, rates
         self.value: float | None = None
         self.priced = False  # whether columns that are found without proof have been tried
@@ -284,11 +306,17 @@ class _MasterProgram:
         self.at_slot, self.at_model, self.at_cut = kinds, kinds + slots, kinds + slots + len(rates)
         for n in range(self.at_cut):
             low, high = (1.0, highspy.kHighsInf) if n >= self.at_model else (-highspy.kHighsInf, 0.0)
+            if prices is not None and n < kinds:
+                high = min(counts[n], highspy.kHighsInf)
             self.program.addRow(low, high, 0, [], [])
-        self._add_column(1.0, list(range(kinds)), [-count for count in counts])
+        if prices is None:
+            self._add_column(1.0, list(range(kinds)), [-count for count in counts])
+        else:
+            self._add_column(0.0, [], [])
         for pattern in solver.patterns:
             rows = [pattern.kind, *(self.at_slot + s for s, _ in pattern.pieces)]
-            self._add_column(0.0, rows, [1.0, *(-float(many) for _, many in pattern.pieces)])
+            cost = 0.0 if prices is None else prices[pattern.kind]
+            self._add_column(cost, rows, [1.0, *(-float(many) for _, many in pattern.pieces)])
         self._add_modes(solver.columns)
         for model, multiplier in solver.cut_multipliers:
             self._add_cut(model, multiplier)
