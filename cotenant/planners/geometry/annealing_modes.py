@@ -43,11 +43,11 @@ def annealing_modes(
     """
     pool = diver.pool
     value = pool.values(prices, demand)
-    price = np.add.reduceat(slot_prices[pool.slots.index] * pool.slots.value, pool.slots.starts[:-1])
-    near = np.flatnonzero((value >= NEAR_PRICE * price) & (pool.sizes == 1))
+    price = slot_prices[pool.slot]
+    near = np.flatnonzero(value >= NEAR_PRICE * price)
     worth = np.divide(value, price, out=np.full_like(value, np.inf), where=price > 0)
     nearest = near[np.argsort(-worth[near], kind="stable")][: MAX_CELLS // len(demand)]
-    modes = [pool.columns[n][0][0] for n in np.sort(nearest).tolist()]
+    modes = [pool.modes[n] for n in np.sort(nearest).tolist()]
     rounds = _rounds(diver, demand, prices, slot_prices, budget.part(ROUNDS_SHARE))
     more = dict.fromkeys([*rounds, *_pairs(diver, demand, prices, slot_prices, budget)])
     return modes, list(more)[:MAX_MORE]

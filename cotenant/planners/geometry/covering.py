@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from cotenant.core.units import WHOLE
 from cotenant.planners.geometry.budget import Deadline
 from cotenant.planners.geometry.cutting_patterns import CuttingPattern
+from cotenant.planners.geometry.demand_cuts import DemandCuts, violated_cuts
 from cotenant.planners.geometry.modes import Mode, PartitionSize
+from cotenant.planners.geometry.pricing import DualPrices, StepValue
 from cotenant.planners.geometry.solver import checks_for, run_solver, seconds_per_check, seconds_per_iteration
 
 Array = NDArray[np.float64]
@@ -39,6 +41,7 @@ SECONDS_PER_COLUMN = 3e-6
 # Integer programs: fitted to 436 of them. Most of their work is not in the iterations that HiGHS reports.
 SECONDS_PER_INTEGER_CALL = 2e-3
 SECONDS_PER_INTEGER_ITERATION = 1.4e-4
+NEAR_ZERO = 1e-6  # parts of columns that count as none
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -111,9 +114,6 @@ def memory_parts(kind: int, memory_limits: Sequence[int | None], memory: int) ->
     return {n * len(memory_limits) + kind: each for n, each in enumerate(parts) if each}
 
 
-Column = tuple[tuple[Mode, int], ...]  # modes with how many of each, chosen together
-
-
 class _Entries:
     """Hold sparse rows: those of row n are starts[n] to starts[n + 1]."""
 
@@ -136,47 +136,32 @@ class _Entries:
 
 
 class ColumnPool:
-    """Hold columns: one mode each, or several that serve a model together. modes: one of each; extended as needed."""
+    """Hold the modes that are columns of programs; extended as needed."""
 
     def __init__(
         self, slots: Sequence[PartitionSize], memory_limits: Sequence[int | None], modes: Iterable[Mode] = ()
     ) -> None:
-        self.columns: list[Column] = []
+        self.modes: list[Mode] = []
         self._slots, self._memory_limits = slots, memory_limits
-        self._index: dict[Column, int] = {}
-        self.sizes = np.zeros(0)  # partitions of each column
-        self.slots, self.memory, self.models = _Entries(), _Entries(), _Entries()
-        self.extend(((mode, 1),) for mode in modes)
+        self._index: dict[Mode, int] = {}
+        self.slot = np.zeros(0, dtype=np.int64)  # of each mode
+        self.memory, self.models = _Entries(), _Entries()
+        self.extend(modes)
 
-    def extend(self, columns: Iterable[Column]) -> IntArray:
-        """Add the columns that are new and return their indices."""
-        new = [column for column in dict.fromkeys(columns) if column not in self._index]
-        self._index.update((column, len(self.columns) + n) for n, column in enumerate(new))
-        slots, memory, models = [], [], []
-        for column in new:
-            counts: dict[int, float] = {}
-            sizes: dict[int, float] = {}
-            rates: dict[int, float] = {}
-            for mode, many in column:
-                counts[mode.slot] = counts.get(mode.slot, 0.0) + many
-                for row, part in memory_parts(self._slots[mode.slot].kind, self._memory_limits, mode.memory).items():
-                    sizes[row] = sizes.get(row, 0.0) + many * part
-                for i, rate in zip(mode.models, mode.rates, strict=True):
-                    rates[i] = rates.get(i, 0.0) + many * rate
-            slots.append(counts)
-            memory.append(sizes)
-            models.append(rates)
-        for entries, rows in ((self.slots, slots), (self.memory, memory), (self.models, models)):
-            entries.extend(rows)
-        self.columns += new
-        self.sizes = np.append(self.sizes, [float(sum(many for _, many in column)) for column in new])
-        return np.arange(len(self.columns) - len(new), len(self.columns))
+    def extend(self, modes: Iterable[Mode]) -> None:
+        """Add the modes that are new."""
+        new = [mode for mode in dict.fromkeys(modes) if mode not in self._index]
+        self._index.update((mode, len(self.modes) + n) for n, mode in enumerate(new))
+        kinds = [self._slots[mode.slot].kind for mode in new]
+        sized = zip(kinds, new, strict=True)
+        self.memory.extend([memory_parts(kind, self._memory_limits, mode.memory) for kind, mode in sized])
+        self.models.extend([dict(zip(mode.models, mode.rates, strict=True)) for mode in new])
+        self.slot = np.append(self.slot, np.array([mode.slot for mode in new], dtype=np.int64))
+        self.modes += new
 
-    def indices(self, columns: Iterable[Column]) -> IntArray:
-        """Return the indices of some columns, which are added where they are new."""
-        wanted = list(columns)
-        self.extend(wanted)
-        return np.array([self._index[column] for column in wanted], dtype=np.int64)
+    def indices(self, modes: Iterable[Mode]) -> IntArray:
+        """Return the indices of modes of the pool."""
+        return np.array([self._index[mode] for mode in modes], dtype=np.int64)
 
     def values(self, prices: Array, demand: Array) -> Array:
         """Return what each column is worth at prices of a request/s of each model, up to the demand."""
@@ -193,8 +178,8 @@ class CoverSolution(msgspec.Struct, frozen=True):
 
     value: of the objective.
 
-    Dual values: of a request/s of each model, of a partition on each slot, of one device's memory and of one more
-    device of each kind; zeros for integer solutions.
+    Dual values: of a request/s of each model, of a partition on each slot, of one device's memory, of one more device
+    of each kind and of each cut; zeros for integer solutions.
     """
 
     value: float
@@ -205,6 +190,7 @@ class CoverSolution(msgspec.Struct, frozen=True):
     slot_duals: Array
     memory_duals: Array
     device_duals: Array
+    cut_duals: Array
 
 
 class CoverProgram:
@@ -229,8 +215,9 @@ class CoverProgram:
         overflow: float | None = None,
     ) -> None:
         self.fleet, self.pool, self.columns, self.demand = fleet, pool, columns, demand.copy()
-        self.is_column = np.zeros(len(pool.columns), dtype=bool)
+        self.is_column = np.zeros(len(pool.modes), dtype=bool)
         self.is_column[columns] = True
+        self.cuts = DemandCuts()
         kinds = len(fleet.counts)
         self._uses = _Entries()
         self._uses.extend(fleet.uses())
@@ -301,25 +288,28 @@ class CoverProgram:
         """Return starts, rows and values of the entries of columns: memory, slots or shares, models."""
         pool, kinds = self.pool, len(self.fleet.counts)
         memory_of, memory = pool.memory.of(columns)
-        slots_of, slots = pool.slots.of(columns)
-        used_of, used = self._uses.of(pool.slots.index[slots])
+        used_of, used = self._uses.of(pool.slot[columns])
         models_of, models = pool.models.of(columns)
-        owner = np.concatenate([memory_of, slots_of[used_of], models_of])
+        serving, cut, steps = self.cuts.entries(pool.models.index[models], self._fractions(models))
+        at_cut = self._at_model + len(self.demand)
+        owner = np.concatenate([memory_of, used_of, models_of, models_of[serving]])
         row = np.concatenate(
             [
                 kinds + pool.memory.index[memory],
                 self._at_slot + self._uses.index[used],
                 self._at_model + pool.models.index[models],
+                at_cut + cut,
             ]
         )
         value = np.concatenate(
             [
                 pool.memory.value[memory],
-                self._uses.value[used] * pool.slots.value[slots][used_of],
+                self._uses.value[used],
                 np.minimum(pool.models.value[models], self.demand[pool.models.index[models]]),
+                steps,
             ]
         )
-        height = self._at_model + len(self.demand)
+        height = at_cut + len(self.cuts)
         keys, place = np.unique(owner * height + row, return_inverse=True)
         sizes = np.bincount(keys // height, minlength=len(columns))
         return (
@@ -339,9 +329,63 @@ class CoverProgram:
             index.astype(np.int32), value,
         )  # fmt: skip
         self.columns = np.append(self.columns, columns)
-        self.is_column = np.append(self.is_column, np.zeros(len(self.pool.columns) - len(self.is_column), dtype=bool))
+        self.is_column = np.append(self.is_column, np.zeros(len(self.pool.modes) - len(self.is_column), dtype=bool))
         self.is_column[columns] = True
         self._entries += len(index)
+
+    def _fractions(self, servings: IntArray) -> Array:
+        """Return the part of a model's demand that each entry of the pool's columns serves, 1 at most."""
+        rates, demand = self.pool.models.value[servings], self.demand[self.pool.models.index[servings]]
+        fractions: Array = np.minimum(np.divide(rates, demand, out=np.zeros(len(rates)), where=demand > 0), 1.0)
+        return fractions
+
+    def add_cuts(self, solution: CoverSolution) -> int:
+        """Add the most violated cut of each model; return their number."""
+        models = self.pool.models
+        used = np.flatnonzero(solution.modes > NEAR_ZERO)
+        owner, servings = models.of(self.columns[used])
+        counted = self._fractions(servings) > 0
+        owner, servings = owner[counted], servings[counted]
+        new = violated_cuts(models.index[servings], self._fractions(servings), solution.modes[used][owner])
+        if not new:
+            return 0
+        numbers = self.cuts.extend(new)
+        owner, servings = models.of(self.columns)
+        serving, cut, steps = self.cuts.entries(models.index[servings], self._fractions(servings), numbers)
+        positive = steps > 0
+        # What is left unserved counts as its part of the demand.
+        limits = np.ceil(self.cuts.multipliers[numbers])
+        own = self.cuts.models[numbers]
+        rows = np.concatenate([cut[positive] - numbers[0], np.arange(len(new))])
+        columns = np.concatenate([self._at_mode + owner[serving[positive]], len(self._supplies) + own])
+        values = np.concatenate([steps[positive], limits / self.demand[own]])
+        order = np.lexsort((columns, rows))
+        starts = np.searchsorted(rows[order], np.arange(len(new)))
+        self.highs.addRows(
+            len(new), limits, np.full(len(new), math.inf), len(order), starts.astype(np.int32),
+            columns[order].astype(np.int32), values[order].astype(float),
+        )  # fmt: skip
+        return len(new)
+
+    def values_of(self, solution: CoverSolution) -> Array:
+        """Return what each column of the pool is worth at the dual prices of the demand and the cuts."""
+        models = self.pool.models
+        worth = solution.demand_duals[models.index] * np.minimum(models.value, self.demand[models.index])
+        binding = np.flatnonzero(solution.cut_duals > 0)
+        if len(binding):
+            fractions = self._fractions(np.arange(len(models.index)))
+            serving, cut, steps = self.cuts.entries(models.index, fractions, binding)
+            worth += np.bincount(serving, weights=solution.cut_duals[cut] * steps, minlength=len(worth))
+        return _summed(models, worth)
+
+    def demand_prices(self, solution: CoverSolution) -> DualPrices:
+        """Return the dual prices of the demand and the cuts."""
+        binding = np.flatnonzero(solution.cut_duals > 0).tolist()
+        steps = [
+            StepValue(int(self.cuts.models[n]), float(self.cuts.multipliers[n]), float(solution.cut_duals[n]))
+            for n in binding
+        ]
+        return DualPrices(self.demand, solution.demand_duals * self.demand, steps)
 
     def limit_unserved(self, most: float) -> None:
         """Require that what stays unserved costs no more than this, at the penalties."""
@@ -368,7 +412,8 @@ class CoverProgram:
         made = run_solver(highs, checks, deadline)
         info = highs.getInfo()
         iterations = max(int(info.simplex_iteration_count), 0)
-        rows = self._at_model + len(self.demand)
+        at_cut = self._at_model + len(self.demand)
+        rows = at_cut + len(self.cuts)
         if self.integer:
             work = SECONDS_PER_INTEGER_CALL + SECONDS_PER_INTEGER_ITERATION * iterations
             work += seconds_per_check(self._entries) * made
@@ -388,10 +433,11 @@ class CoverProgram:
             modes=np.rint(modes) if self.integer else modes,
             patterns=np.rint(patterns) if self.integer else patterns,
             unserved=values[cut : cut + len(self.demand)],
-            demand_duals=duals[self._at_model :],
+            demand_duals=duals[self._at_model : at_cut],
             slot_duals=self._slot_duals(duals[self._at_slot : self._at_model]),
             memory_duals=duals[kinds : self._at_slot],
             device_duals=duals[:kinds],
+            cut_duals=duals[at_cut:],
         )
 
     def extended(self, solution: CoverSolution) -> CoverSolution:
@@ -406,8 +452,8 @@ class CoverProgram:
 
     def prices_of(self, solution: CoverSolution) -> Array:
         """Return what each column of the pool costs at the dual prices of its slots and memory."""
-        slots, memory = self.pool.slots, self.pool.memory
-        prices = _summed(slots, solution.slot_duals[slots.index] * slots.value)
+        memory = self.pool.memory
+        prices: Array = solution.slot_duals[self.pool.slot]
         if len(memory.index):
             owner, at = memory.of(np.arange(len(prices)))
             prices += np.bincount(
@@ -415,15 +461,11 @@ class CoverProgram:
             )
         return prices
 
-    def add_improving(self, solution: CoverSolution, most: int, allowed: NDArray[np.bool_] | None = None) -> int:
-        """Add the columns of the pool whose value exceeds their price most, at most so many; return their number.
-
-        allowed: which columns may be added.
-        """
-        value, price = self.pool.values(solution.demand_duals, self.demand), self.prices_of(solution)
-        known = np.append(self.is_column, np.zeros(len(self.pool.columns) - len(self.is_column), dtype=bool))
-        improves = (value > price * (1 + 1e-6) + 1e-9) & ~known
-        improving = np.flatnonzero(improves if allowed is None else improves & allowed)
+    def add_improving(self, solution: CoverSolution, most: int) -> int:
+        """Add the columns of the pool whose value exceeds their price most, at most so many; return their number."""
+        value, price = self.values_of(solution), self.prices_of(solution)
+        known = np.append(self.is_column, np.zeros(len(self.pool.modes) - len(self.is_column), dtype=bool))
+        improving = np.flatnonzero((value > price * (1 + 1e-6) + 1e-9) & ~known)
         order = np.argsort(-(value - price)[improving] / np.maximum(price[improving], 1e-12), kind="stable")
         added = improving[order[:most]]
         self.add(added)

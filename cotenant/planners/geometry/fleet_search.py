@@ -6,10 +6,11 @@ prices of the relaxation, is reduced until nothing is. Fleets are chosen by bise
 demand that their relaxation serves, between the largest that failed and the least that sufficed. What work is left then
 goes into the one that leaves least unserved.
 
-A fixed fleet is improved by simulated annealing (annealing.py); where the largest multiple of the rates is wanted, by
-large neighbourhood search: a few devices are taken away and cover what the others leave unserved anew, by an integer
-program (Shaw, CP 1998). At the prices of the relaxation no device serves more than its value, so a mode that wastes
-more than all of these devices waste cannot improve them, and the programs stay small.
+A fixed fleet is filled by a dive (diving.py) where there is work for one, and improved by simulated annealing
+(annealing.py); where the largest multiple of the rates is wanted, by large neighbourhood search: a few devices are
+taken away and cover what the others leave unserved anew, by an integer program (Shaw, CP 1998). At the prices of the
+relaxation no device serves more than its value, so a mode that wastes more than all of these devices waste cannot
+improve them, and the programs stay small.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ NEXT_SLACK = (
     0.7  # where between the most slack that failed and the least that sufficed: success is quicker than failure
 )
 UNSERVED_SHARE = 0.5  # of the time left then, where all devices leave something unserved
+DIVE_SHARE = 0.75  # of a fleet's work, which a dive for it may take
+UNSERVED_FACTOR = 3.0  # what a request/s unserved costs there, over its price
 FILLED_SHARE = 0.3  # of a fleet's time, which making a start anew may take
 FIRST_RAISE, LEAST_RAISE = 0.05, 1e-3  # from a multiple of the rates that is served to the next that is tried, relative
 RAISE_FACTOR = 1.5  # on such a step after one that was reached; half of it is tried after others
@@ -81,7 +84,7 @@ class FleetSearch:
     """Search for cheaper devices that serve the demand.
 
     diver: solves covering programs of the fleet. prices, slot_prices: of a request/s of each model and of a partition
-    on each slot in the relaxation, by which the search goes.
+    on each slot in the relaxation, by which the search goes. dive_work: seconds that a dive takes; inf: none is made.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class FleetSearch:
         slot_prices: Array,
         budget: WorkBudget,
         *,
+        dive_work: float = math.inf,
         seed: int = 0,
     ) -> None:
         self.diver, self.fleet, self.catalog = diver, diver.fleet, diver.catalog
@@ -102,6 +106,7 @@ class FleetSearch:
         for pattern in self.fleet.patterns:
             own = sum(float(self.slot_prices[s]) * many for s, many in pattern.pieces)
             self.values[pattern.kind] = max(self.values[pattern.kind], own)
+        self._dive_work = dive_work
         self._rng = np.random.default_rng(seed)
         self._singles: dict[int, list[Mode]] = {}
         self._sharing: dict[int, list[int]] = {}
@@ -215,12 +220,13 @@ class FleetSearch:
         budget = self.budget.part(FLEET_SHARE)
         tried: list[list[PlacedDevice]] = []
         starts = [self.resized(devices, counts)]  # which often suffice: they serve everything, with a little more
+        if self._dive_work <= DIVE_SHARE * budget.left():
+            starts.insert(0, self._dived(counts, budget.part(DIVE_SHARE)))
         for n in range(TRIES):
-            if n == 1 and sum(counts) > MAX_FILLED_DEVICES:
-                starts.append(tried[0])
-            elif n == 1:
-                starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))))
-            elif n == 2:
+            if n == len(starts) == 1:
+                few = sum(counts) <= MAX_FILLED_DEVICES
+                starts.append(_placed(self._annealer.filled(counts, budget.part(FILLED_SHARE))) if few else tried[0])
+            if n == 2:
                 better = int(np.argmin([self._shortfall_of(found) for found in tried]))
                 if self._shortfall_of(tried[better]) > HOPELESS * float(self.prices @ self.demand):
                     break
@@ -230,6 +236,17 @@ class FleetSearch:
             if not self._missing(self.served(tried[-1])).any():
                 return tried[-1]
         return min(tried, key=self._shortfall_of)
+
+    def _dived(self, counts: Sequence[int], budget: WorkBudget) -> list[PlacedDevice]:
+        """Return this fleet, filled by a dive for it alone."""
+        fleet = msgspec.structs.replace(
+            self.fleet, counts=[float(count) for count in counts], penalties=UNSERVED_FACTOR * self.prices
+        )
+        diver = Diver(fleet, self.catalog, self.diver.singles, self.diver.slots, budget, self.diver.pool)
+        before = budget.used
+        cover = diver.cover(self.demand).cover
+        self._dive_work = budget.used - before
+        return self.resized(self._packed(cover), counts)
 
     def _annealed(self, devices: Sequence[PlacedDevice], budget: WorkBudget) -> list[PlacedDevice]:
         start = [self._state_of(device) for device in devices]
@@ -433,18 +450,15 @@ class FleetSearch:
             noise = np.exp(PRICE_NOISE * self._rng.standard_normal(len(models)))
             fleet = msgspec.structs.replace(fleet, penalties=fleet.penalties * noise)
         pool = ColumnPool(fleet.slots, fleet.memory_limits, narrow)
-        program = CoverProgram(fleet, pool, np.arange(len(pool.columns)), left[models], integer=True)
+        program = CoverProgram(fleet, pool, np.arange(len(pool.modes)), left[models], integer=True)
         if not astray:
             program.limit_unserved(shortfall * (1 - REL_IMPROVEMENT))
         answer = program.solve(gap=1e-3, nodes=MAX_NODES, checks=MAX_CHECKS, deadline=budget.deadline)
         budget.spend(program.work)
         if answer is None:
             return None
-        chosen = [
-            (narrow[column[0][0]], int(many))
-            for column, many in zip(pool.columns, answer.modes.tolist(), strict=True)
-            if many
-        ]
+        counted = zip(pool.modes, answer.modes.tolist(), strict=True)
+        chosen = [(narrow[mode], int(many)) for mode, many in counted if many]
         patterns = [(each, int(n)) for each, n in zip(fleet.patterns, answer.patterns.tolist(), strict=True) if n]
         found = self._packed(Cover(chosen, patterns))
         used = Counter(device.kind for device in found)

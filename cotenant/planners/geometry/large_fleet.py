@@ -1,5 +1,5 @@
-"""Plan fleets of any size: dive to a cover of the demand (diving.py), solve integer programs over the most promising
-modes, and improve the best of these device by device (fleet_search.py).
+"""Plan fleets of any size: dive to a cover of the demand (diving.py), for large ones solve an integer program over the
+most promising modes as well, and search for cheaper fleets (fleet_search.py).
 
 For the largest multiple of the rates, multiples are tried: one is reached where nothing stays unserved.
 """
@@ -17,7 +17,7 @@ from cotenant.core.plan import Plan
 from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import PlanningContext
-from cotenant.planners.geometry.covering import Column, Fleet
+from cotenant.planners.geometry.covering import Fleet
 from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
 from cotenant.planners.geometry.diving import Cover, Diver
 from cotenant.planners.geometry.fleet_search import FIRST_RAISE, FleetSearch, PlacedDevice
@@ -38,14 +38,13 @@ LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives ser
 NEAR_ZERO_SCALE = 1e-9  # of the rates: devices serve next to nothing of what is asked for
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
-BUNDLED_SHARE = 0.3  # of the work left, for the integer program over bundles
-NEAREST_SHARE = 0.8  # of the work left then, for that over the columns of both dives that are nearest to their price
-MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than these two programs
-MIN_ANNEALED_MODELS = 25  # from which on there annealing has their work, where dives serve everything
-ANNEALED_SHARES = 0.1, 0.3  # which they get there otherwise
-ONE_MODEL_SHARE = 0.8  # of the work left, for the integer program of one model a partition
-ANNEALED_ONE_MODEL_SHARE = 0.1  # the same where fleets are annealed
-SECOND_DIVE_WORK = 2.0  # of a dive without bundles, over that of one with them
+FLEET_DIVE_WORK = 0.6  # of that dive, which one for a single fleet takes
+MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than integer programs
+NEAREST_SHARE = 0.5  # of the work left, for that over the dive's columns and those that are nearest to their price
+ONE_MODEL_SHARE = 0.1  # of the work left, for the integer program of one model a partition
+# Parts of what is fractional that dives for any fleet round up at a time, where there is work; none is always best.
+ROUNDED_UP = 0.1, 0.3, 0.2, 0.03, 0.5
+FURTHER_DIVE_SHARE = 0.1  # of the work left, which each after the first may take
 
 
 def solve_large_fleet(
@@ -98,41 +97,32 @@ def _covers(
     fleet = _fleet(context, context.prices, penalties)
     diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
     least = context.relaxation.value if context.relaxation is not None else 0.0
-    relaxed = diver.relaxation(demand)
     before = budget.used
-    dive = diver.cover(demand)
+    dive = diver.cover(demand, rounded_up=ROUNDED_UP[0])
     work = budget.used - before
-    if relaxed is None:
+    if dive.relaxed is None:
         yield _assembled(context, diver, dive.cover, demand)
         return
-    solution = relaxed.solution
-    search = FleetSearch(diver, singles, demand, solution.demand_duals, solution.slot_duals, fleet_search)
+    prices, slot_prices = dive.relaxed.prices(), dive.relaxed.solution.slot_duals
+    search = FleetSearch(diver, singles, demand, prices, slot_prices, fleet_search, dive_work=FLEET_DIVE_WORK * work)
 
     def fleet_for(multiple: float) -> Sequence[int] | None:
         return cheapest_fleet(context, fleet, catalog.with_demand(singles, demand * multiple), demand * multiple)
 
     if context.current_devices:
         yield search.cheaper(_completed(context, catalog, diver, demand), fleet_for, least=least)
-    covers, found = [dive.cover], list[Column]()
-    if SECOND_DIVE_WORK * work <= budget.left():
-        # Bundles leave less to rounding, and fewer ways to share what is left. With columns of its own, to differ more.
-        other = Diver(fleet, catalog, singles, context.planning_slots, budget)
-        covers.append(other.cover(demand, bundles=False).cover)
-        found = other.pool.columns
+    covers = [dive.cover]
+    covers += [
+        diver.cover(demand, rounded_up=part).cover
+        for part in ROUNDED_UP[1:]
+        if work <= FURTHER_DIVE_SHARE * budget.left()
+    ]
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
-    annealed = context.estimated_devices() <= MAX_ANNEALED_DEVICES
-    # Of many models annealing finds cheaper fleets in the work of programs, which only serve what dives do not.
-    left_out = annealed and len(demand) >= MIN_ANNEALED_MODELS
-    if not left_out or all(search.rank(start)[0] > 0 for start in starts):
-        bundled_share, nearest_share = ANNEALED_SHARES if annealed else (BUNDLED_SHARE, NEAREST_SHARE)
-        one_model_share = ANNEALED_ONE_MODEL_SHARE if annealed else ONE_MODEL_SHARE
-        if (bundled := diver.solve_bundled(dive, demand, bundled_share)) is not None:
-            covers.append(bundled)
-            starts.append(_assembled(context, diver, bundled, demand))
-        diver.pool.extend(found)
-        starts.append(_assembled(context, diver, diver.solve_nearest(relaxed, covers, demand, nearest_share), demand))
+    if context.estimated_devices() > MAX_ANNEALED_DEVICES:
+        starts.append(_assembled(context, diver, diver.nearest(dive.relaxed, covers, demand, NEAREST_SHARE), demand))
+    if all(search.rank(start)[0] > 0 for start in starts):
         # One model on each partition: a small program, whose plans are often hard to beat.
-        starts.append(_assembled(context, diver, diver.solve_one_model_each(dive, demand, one_model_share), demand))
+        starts.append(_assembled(context, diver, diver.one_model_each(dive, demand, ONE_MODEL_SHARE), demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 
@@ -250,8 +240,7 @@ def _largest_scale(
         diver = Diver(fleet, catalog, singles, context.planning_slots, fleet_search)
         if (relaxed := diver.relaxation(target)) is None:
             return best
-        solution = relaxed.solution
-        search = FleetSearch(diver, singles, target, solution.demand_duals, solution.slot_duals, fleet_search)
+        search = FleetSearch(diver, singles, target, relaxed.prices(), relaxed.solution.slot_duals, fleet_search)
         return search.raised(search.resized(best, counts), demand, scale)
     while fleet_search.left() and low * SCALE_STEP <= relaxation.value:
         target = demand * low * SCALE_STEP

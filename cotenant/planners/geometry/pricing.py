@@ -69,6 +69,13 @@ class DualPrices(msgspec.Struct, frozen=True):
         """Return the value of serving the whole demand."""
         return float(self.full.sum()) + sum(step.value * math.ceil(step.multiplier) for step in self.steps)
 
+    def average(self) -> Array:
+        """Return the value of a request/s of each model where all of its demand is served."""
+        value = self.full.copy()
+        for step in self.steps:
+            value[step.model] += step.value * math.ceil(step.multiplier)
+        return np.divide(value, self.demand, out=np.zeros(len(value)), where=self.demand > 0)
+
     def earning(self) -> IntArray:
         """Return the models that are requested and earn something."""
         earning = self.full > 0

@@ -175,7 +175,7 @@ def test_further_modes_are_many_and_nearly_worth_their_price() -> None:
     assert relaxed is not None
     prices, slot_prices = relaxed.solution.demand_duals, relaxed.solution.slot_duals
     modes, more = annealing_modes(diver, context.rates, prices, slot_prices, context.budget)
-    assert {column[0][0] for column in diver.pool.columns} >= set(modes)
+    assert set(diver.pool.modes) >= set(modes)
     assert len(set(more) - set(modes)) > len(modes)
     for mode in more:
         own = zip(mode.models, mode.rates, strict=True)

@@ -18,7 +18,7 @@ from cotenant.planners.geometry import fleet_search
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.competitors import Competitors
 from cotenant.planners.geometry.context import PlanningContext
-from cotenant.planners.geometry.covering import CoverProgram, Fleet
+from cotenant.planners.geometry.covering import Fleet
 from cotenant.planners.geometry.diving import Diver
 from cotenant.planners.geometry.fleet_search import FleetSearch, PlacedDevice
 from cotenant.planners.geometry.large_fleet import cheapest_fleet
@@ -27,16 +27,17 @@ from cotenant.planners.geometry.modes import Mode
 MIXED = Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5)
 
 
-def search_of(asked: Problem, seconds: float = 0.5) -> FleetSearch:
+def search_of(asked: Problem, seconds: float = 1.0) -> FleetSearch:
     """Return the search for the rates of a problem, at the prices of its relaxation."""
     context = PlanningContext(asked)
     penalties = 100.0 * max(context.prices) / context.rates
     fleet = Fleet(context.slots, context.patterns, context.counts, context.prices, context.memory_limits, penalties)
     budget = WorkBudget(msgspec.structs.replace(asked, time_limit=seconds))
     diver = Diver(fleet, context.catalog, context.singles, context.usable_slots, budget)
-    relaxed = diver.relax(CoverProgram(fleet, diver.pool, np.arange(len(diver.singles)), context.rates), 8)
+    relaxed = diver.relaxation(context.rates)
     assert relaxed is not None
-    return FleetSearch(diver, context.singles, context.rates, relaxed.demand_duals, relaxed.slot_duals, budget)
+    slot_prices = relaxed.solution.slot_duals
+    return FleetSearch(diver, context.singles, context.rates, relaxed.prices(), slot_prices, budget)
 
 
 def one_mode_each(search: FleetSearch) -> list[PlacedDevice]:
@@ -221,3 +222,21 @@ def test_multiples_are_raised_from_the_largest_that_is_reached_until_steps_are_s
     assert float((search.served(found) / rates).min()) == pytest.approx(reached[-1])
     assert most / (1 + 2 * fleet_search.LEAST_RAISE) < reached[-1] <= most
     assert len(tried) < 30
+
+
+def test_dive_for_one_fleet_uses_what_it_has_of_each_kind_and_leaves_little_unserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = search_of(problem(MIXED), 10.0)
+    plan = search.diver.cover(search.demand).cover
+    counts = [0] * len(search.fleet.counts)
+    for pattern, many in plan.patterns:
+        counts[pattern.kind] += many
+    dearest = max((k for k, count in enumerate(counts) if count), key=lambda k: search.fleet.prices[k])
+    counts[dearest] -= 1
+    found = search._dived(counts, search.budget)
+    assert [sum(device.kind == k for device in found) for k in range(len(counts))] == counts
+    assert search._shortfall_of(found) < search._shortfall_of(search.resized(search._packed(plan), counts))
+    monkeypatch.setattr(search, "resized", lambda devices, _: devices)
+    made = Counter(device.kind for device in search._dived(counts, search.budget))
+    assert made and all(made[k] <= count for k, count in enumerate(counts))

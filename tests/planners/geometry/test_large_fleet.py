@@ -15,13 +15,10 @@ from cotenant.core.profile import Point, Profile
 from cotenant.errors import PlanError
 from cotenant.planners import Problem, geometry
 from cotenant.planners.check import check
-from cotenant.planners.geometry import diving, large_fleet
+from cotenant.planners.geometry import large_fleet
 from cotenant.planners.geometry.budget import COUNTED, WorkBudget
-from cotenant.planners.geometry.bundles import Bundler
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import ColumnPool, CoverProgram, CoverSolution, Fleet, memory_parts
-from cotenant.planners.geometry.diving import Diver
-from cotenant.planners.geometry.modes import Mode
 from cotenant.predictors import ConstantMargin
 from tests.planners.problems import EVERY_5, MIB, linear
 
@@ -88,34 +85,13 @@ def test_integer_program_ends_after_so_many_interrupt_checks() -> None:
     pool = ColumnPool(context.slots, context.memory_limits, singles)
 
     def solved(checks: float) -> CoverSolution | None:
-        columns = np.arange(len(pool.columns))
+        columns = np.arange(len(pool.modes))
         program = CoverProgram(fleet, pool, columns, context.rates, integer=True, serve_all=True)
         return program.solve(checks=checks)
 
     enough = solved(1000)
     assert enough is not None and not enough.unserved.any()
     assert solved(0) is None
-
-
-def test_program_over_nearest_columns_has_these_and_those_of_the_covers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = problem(Recipe(seed=21, models=8, devices=30, kinds=2, load=0.5))
-    context = PlanningContext(asked)
-    penalties = 1e3 * max(context.prices) / context.rates
-    fleet = Fleet(context.slots, context.patterns, context.counts, context.prices, context.memory_limits, penalties)
-    diver = Diver(fleet, context.catalog, context.singles, context.usable_slots, context.budget)
-    relaxed = diver.relaxation(context.rates)
-    assert relaxed is not None
-    cover = diver.cover(context.rates).cover
-    given: list[int] = []
-    monkeypatch.setattr(diver, "solve_integer", lambda columns, *_: given.extend(columns.tolist()))
-    monkeypatch.setattr(diving, "MAX_NEAREST_COLUMNS", 20)
-    diver.solve_nearest(relaxed, [cover], context.rates, 0.5)
-    used = {diver.pool.columns.index(((mode, 1),)) for mode, _ in cover.modes}
-    value = diver.pool.values(relaxed.solution.demand_duals, context.rates)
-    excess = relaxed.program.prices_of(relaxed.solution) - value
-    nearest = set(np.argsort(excess, kind="stable")[:20].tolist())
-    assert used - nearest and nearest - used
-    assert set(given) == used | nearest and len(given) == len(set(given))
 
 
 def test_plan_stops_by_the_clock_where_the_machine_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,21 +176,6 @@ def test_plan_with_many_procs_and_batches_keeps_the_options_few() -> None:
             assert exact.get((s, i), 0.0) == pytest.approx(max(rates, default=0.0))
     plan = geometry.plan(asked)
     assert check(plan, asked) == [] and plan.unserved == {}
-
-
-def test_cheapest_bundle_agrees_with_brute_force() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        rates, prices = rng.uniform(1, 5, 3), rng.uniform(1, 4, 3)
-        demand = np.array([float(rng.uniform(4, 12))])
-        singles = [Mode(s, (0,), (float(rate),), (1,), (1,), 0) for s, rate in enumerate(rates)]
-        (bundle,) = Bundler(singles, demand).cheapest(prices)
-        assert sum(many * mode.rates[0] for mode, many in bundle) >= demand[0] * (1 - 1e-9)
-        cost = sum(many * prices[mode.slot] for mode, many in bundle)
-        counts = itertools.product(range(13), repeat=3)
-        best = min(float(prices @ each) for each in counts if rates @ np.array(each) >= demand[0])
-        # Demands are counted in steps of 1/240.
-        assert best * (1 - 1e-9) <= cost <= best * 1.08
 
 
 def test_memory_parts_count_two_large_workers_as_more_than_a_device() -> None:
