@@ -16,13 +16,17 @@ from cotenant.errors import ModelError
 from cotenant.worker.repository import describe, find_model
 from tests.live.deployment import csv
 
-pytest.importorskip("skl2onnx")
-datasets = pytest.importorskip("sklearn.datasets")
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.fixture(autouse=True)
+def needs_skl2onnx() -> None:
+    """Here, not for the file: it takes two seconds to import, in every process that collects the tests."""
+    pytest.importorskip("skl2onnx")
+
+
 def classifier() -> tuple[Any, Any]:
+    from sklearn import datasets
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -59,6 +63,7 @@ def test_converted_classifier_answers_stock_clients_as_the_estimator(
 
 
 def test_conversion_of_regressors_and_forests_is_described_and_numbered(tmp_path: Path) -> None:
+    from sklearn import datasets
     from sklearn.ensemble import GradientBoostingRegressor, RandomForestClassifier
 
     features, targets = datasets.load_diabetes(return_X_y=True)
@@ -77,6 +82,7 @@ def test_conversion_of_regressors_and_forests_is_described_and_numbered(tmp_path
 
 
 def test_conversion_says_what_it_cannot_do_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn import datasets
     from sklearn.linear_model import LogisticRegression
     from sklearn.semi_supervised import LabelSpreading
 

@@ -18,15 +18,21 @@ from cotenant.worker import runners
 from cotenant.worker.repository import describe, find_model, worker_model
 from tests.live.deployment import csv
 
-xgboost = pytest.importorskip("xgboost")
-lightgbm = pytest.importorskip("lightgbm")
-datasets = pytest.importorskip("sklearn.datasets")
-
 Fit = Callable[[], tuple[Any, Any, Any]]  # → features, targets, the trained booster
 FILES = {"xgboost": "xgboost.json", "lightgbm": "model.txt"}
 
 
+@pytest.fixture(autouse=True)
+def needs_libraries() -> None:
+    """Here, not for the file: they take a second to import, in every process that collects the tests."""
+    pytest.importorskip("xgboost")
+    pytest.importorskip("lightgbm")
+    pytest.importorskip("sklearn")
+
+
 def data(task: str) -> tuple[Any, Any]:
+    from sklearn import datasets
+
     load = {"binary": datasets.load_breast_cancer, "classes": datasets.load_iris, "value": datasets.load_diabetes}
     features, targets = load[task](return_X_y=True)
     return features.astype(np.float32), targets
@@ -34,6 +40,9 @@ def data(task: str) -> tuple[Any, Any]:
 
 def train(library: str, task: str) -> tuple[Any, Any]:
     """Return the features and a model that was trained on them."""
+    import lightgbm
+    import xgboost
+
     features, targets = data(task)
     if library == "xgboost":
         objective = {"binary": "binary:logistic", "classes": "multi:softprob", "value": "reg:squarederror"}[task]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
 from torch import nn
 from torch.distributions import Categorical
-from torchrl.objectives.sac import DiscreteSACLoss
 
 from cotenant.planners.inss.replay import Replay
 from cotenant.planners.inss.sac import Batch, Network, Sac, SacOptions, one_thread
+
+# torchrl takes two seconds to import, in every process that collects the tests: one test alone does.
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+    from torchrl.objectives.sac import DiscreteSACLoss
 
 STATES, ACTIONS, ROWS = 5, 4, 32
 
@@ -61,6 +64,9 @@ def as_module(network: Network, index: int) -> nn.Sequential:
 
 def reference(made: Sac) -> DiscreteSACLoss:
     """Return torchrl's loss with the same networks."""
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torchrl.objectives.sac import DiscreteSACLoss
+
     actor = ProbabilisticTensorDictSequential(
         TensorDictModule(as_module(made.actor, 0), in_keys=["observation"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(in_keys=["logits"], out_keys=["action"], distribution_class=Categorical),
@@ -85,6 +91,8 @@ def reference(made: Sac) -> DiscreteSACLoss:
 
 
 def as_tensordict(data: Batch) -> TensorDict:
+    from tensordict import TensorDict
+
     done = data.done.bool()[:, None]
     return TensorDict(
         {
