@@ -14,10 +14,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cotenant.planners.front_end import REQUEST_SECONDS
-
-# Before numpy is loaded: threads of linear algebra wait for each other by spinning, and beside another process of tests
-# they spin more than they compute. Workers and solvers have one thread each, too.
+# Before numpy is loaded, so this file imports nothing that does: threads of linear algebra wait for each other by
+# spinning, and beside another process of tests they spin more than they compute. Workers and solvers have one thread
+# each, too.
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
@@ -39,6 +38,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of this process plan as on a quiet machine, whatever runs beside the tests."""
+    from cotenant.planners.front_end import REQUEST_SECONDS
+
     monkeypatch.setattr("cotenant.app.startup.measure_load", lambda: None)
     monkeypatch.setattr("cotenant.app.deployment_builder.request_seconds", lambda: REQUEST_SECONDS)
 
