@@ -56,7 +56,7 @@ def sound(name: str, problem: Problem) -> None:
     assert all(0 <= busy <= 1 for busy in expected.utilisation.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problem=problems())
 def test_every_quick_planner_returns_valid_plan_and_true_unserved(problem: Problem) -> None:
     for name in QUICK:
@@ -65,15 +65,19 @@ def test_every_quick_planner_returns_valid_plan_and_true_unserved(problem: Probl
 
 
 @searching
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(problem=problems())
 def test_every_search_planner_returns_valid_plan_and_true_unserved(name: str, problem: Problem) -> None:
     sound(name, hurried(problem))
 
 
 @given(problem=problems())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_every_planner_called_twice_returns_equal_plans(problem: Problem) -> None:
+    called_twice(problem)
+
+
+def called_twice(problem: Problem) -> None:
     """The limit counts work: a problem without a clock ends at the same point however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_fleet, "STEPS_PER_SECOND", 200)
@@ -94,7 +98,7 @@ def solved(name: str, problem: Problem, *, rate: bool) -> None:
     assert plan.objective == problem.objective
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(problem=problems(), rate=st.booleans())
 def test_every_quick_planner_with_either_objective_returns_valid_plan(problem: Problem, rate: bool) -> None:
     for name in QUICK:
@@ -151,3 +155,29 @@ def test_every_planner_with_more_devices_serves_no_less(name: str) -> None:
 @given(problem=problems())
 def test_every_search_planner_on_many_problems_returns_valid_plans(name: str, problem: Problem) -> None:
     sound(name, hurried(problem))
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(problem=problems())
+def test_every_quick_planner_on_many_problems_returns_valid_plans(problem: Problem) -> None:
+    for name in QUICK:
+        with named(name):
+            sound(name, problem)
+
+
+@every
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(problem=problems(), rate=st.booleans())
+def test_every_planner_on_many_problems_with_either_objective_returns_valid_plans(
+    name: str, problem: Problem, rate: bool
+) -> None:
+    solved(name, hurried(problem), rate=rate)
+
+
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
+@given(problem=problems())
+def test_every_planner_called_twice_on_many_problems_returns_equal_plans(problem: Problem) -> None:
+    called_twice(problem)
