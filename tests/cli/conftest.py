@@ -54,13 +54,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def fill(folder: Path, models: Path) -> None:
+    """Put models, their profiles, a problem and settings there."""
+    (folder / "models").symlink_to(models)
+    (folder / "profiles.csv").write_text(csv())
+    (folder / "problem.toml").write_text(PROBLEM)
+    (folder / "serve.toml").write_text(SERVE)
+
+
 @pytest.fixture
 def folder(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with models of known latency, a problem and settings. Nothing needs to be measured."""
-    (tmp_path / "models").symlink_to(models)
-    (tmp_path / "profiles.csv").write_text(csv())
-    (tmp_path / "problem.toml").write_text(PROBLEM)
-    (tmp_path / "serve.toml").write_text(SERVE)
+    fill(tmp_path, models)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("COLUMNS", raising=False)

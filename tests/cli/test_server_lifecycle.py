@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import fill
 from tests.cli.program import (
     INTERRUPT,
     KILL,
@@ -27,6 +28,18 @@ from tests.cli.program import (
     until,
     workers_of,
 )
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for tests that leave it as they found it, which it shows by ending as usual, without a word."""
+    folder = tmp_path_factory.mktemp("shared")
+    fill(folder, models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        with serving(folder) as server:
+            yield server
+            assert server.end(INTERRUPT) == (130, "", "")
 
 
 def test_serve_under_load_reports_status_and_replays(program: Program, folder: Path) -> None:
@@ -85,43 +98,41 @@ def test_serve_without_json_shows_addresses_and_broken_models(folder: Path) -> N
 CLIMBERS = ["%2E%2E", "..%2F..", "..", "%2E%2E%2F%2E%2E%2Fetc", "identity%2F1", "a%00b", ".", "%20", "nobody"]
 
 
-def test_bad_requests_are_explained_and_leave_the_server_working(folder: Path) -> None:
-    with serving(folder) as server:
-        for name in CLIMBERS:
-            for verb in ("load", "unload"):
-                status, answer = server.ask("POST", f"/v2/repository/models/{name}/{verb}", {})
-                if verb == "load":
-                    assert status >= 400 and "is one of its folders" in answer["error"], (name, answer)
-            status, answer = server.ask("POST", f"/v2/models/{name}/infer", {"inputs": []})
-            assert status in (400, 404) and answer["error"]
-        assert server.works()
+def test_bad_requests_are_explained_and_leave_the_server_working(server: Served) -> None:
+    for name in CLIMBERS:
+        for verb in ("load", "unload"):
+            status, answer = server.ask("POST", f"/v2/repository/models/{name}/{verb}", {})
+            if verb == "load":
+                assert status >= 400 and "is one of its folders" in answer["error"], (name, answer)
+        status, answer = server.ask("POST", f"/v2/models/{name}/infer", {"inputs": []})
+        assert status in (400, 404) and answer["error"]
+    assert server.works()
 
-        status, answer = server.ask("POST", "/v2/repository/models/broken/load", {})
-        assert status == 500
-        assert answer["error"].startswith("failed to load 'broken': models/broken/1/model.onnx: no ONNX model")
-        status, answer = server.ask("POST", "/v2/models/broken/infer", {})
-        assert (status, answer["error"][:42]) == (404, "model 'broken' cannot be served: models/br")
+    status, answer = server.ask("POST", "/v2/repository/models/broken/load", {})
+    assert status == 500
+    assert answer["error"].startswith("failed to load 'broken': models/broken/1/model.onnx: no ONNX model")
+    status, answer = server.ask("POST", "/v2/models/broken/infer", {})
+    assert (status, answer["error"][:42]) == (404, "model 'broken' cannot be served: models/br")
 
-        for wrong, code, message in (
-            (b"x", 500, "not an inference request: JSON is malformed"),
-            ({}, 500, "not an inference request: Object missing required field `inputs`"),
-            ({"inputs": []}, 400, "model 'identity' takes 1 inputs, but 'x' is missing"),
-            (one(shape=[1, 3], data=[1, 2, 3]), 400, "input 'x' has shape [1, 3], but model 'identity' takes [-1, 16]"),
-            (one(data=[1, 2, 3]), 500, "input 'x': 'data' has 3 elements, but shape [1, 16] has 16"),
-            (one(name="z"), 400, "'z'"),
-            (one(datatype="INT8"), 400, "INT8"),
-            (one(datatype="NONE"), 400, "NONE"),
-            (one(shape=[-1, 16]), 500, "Expected `int` >= 0 - at `$.inputs[0].shape[0]`"),
-            (one(shape=[10**30, 16]), 500, "Expected `int` <= 1099511627776 - at `$.inputs[0].shape[0]`"),
-        ):
-            status, answer = server.ask("POST", "/v2/models/identity/infer", wrong)
-            assert (status, message in answer["error"]) == (code, True), (wrong, status, answer)
-        # The model itself fails on this one.
-        index = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [9]}
-        status, answer = server.ask("POST", "/v2/models/lookup/infer", {"inputs": [index]})
-        assert status == 500 and "indices element out of data bounds" in answer["error"]
-        assert server.works()
-        assert server.end(INTERRUPT).err == ""
+    for wrong, code, message in (
+        (b"x", 500, "not an inference request: JSON is malformed"),
+        ({}, 500, "not an inference request: Object missing required field `inputs`"),
+        ({"inputs": []}, 400, "model 'identity' takes 1 inputs, but 'x' is missing"),
+        (one(shape=[1, 3], data=[1, 2, 3]), 400, "input 'x' has shape [1, 3], but model 'identity' takes [-1, 16]"),
+        (one(data=[1, 2, 3]), 500, "input 'x': 'data' has 3 elements, but shape [1, 16] has 16"),
+        (one(name="z"), 400, "'z'"),
+        (one(datatype="INT8"), 400, "INT8"),
+        (one(datatype="NONE"), 400, "NONE"),
+        (one(shape=[-1, 16]), 500, "Expected `int` >= 0 - at `$.inputs[0].shape[0]`"),
+        (one(shape=[10**30, 16]), 500, "Expected `int` <= 1099511627776 - at `$.inputs[0].shape[0]`"),
+    ):
+        status, answer = server.ask("POST", "/v2/models/identity/infer", wrong)
+        assert (status, message in answer["error"]) == (code, True), (wrong, status, answer)
+    # The model itself fails on this one.
+    index = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [9]}
+    status, answer = server.ask("POST", "/v2/models/lookup/infer", {"inputs": [index]})
+    assert status == 500 and "indices element out of data bounds" in answer["error"]
+    assert server.works()
 
 
 @contextmanager
@@ -183,8 +194,8 @@ def test_served_models_survive_changes_of_the_repository(folder: Path) -> None:
         assert "model.onnx" in reason
 
 
-def test_models_loaded_at_once_are_all_served(folder: Path) -> None:
-    with serving(folder) as server, ThreadPoolExecutor() as threads:
+def test_models_loaded_at_once_are_all_served(server: Served) -> None:
+    with ThreadPoolExecutor() as threads:
 
         def change(verb: str) -> list[int]:
             paths = [f"/v2/repository/models/{name}/{verb}" for name in ("identity", "lookup", "identity")]
@@ -280,8 +291,8 @@ def test_server_interrupted_while_it_starts_leaves_nothing(folder: Path) -> None
     until(lambda: not any(alive(pid) for pid in workers))
 
 
-def test_two_servers_of_one_repository_are_independent(folder: Path) -> None:
-    with serving(folder) as one_, serving(folder) as other:
-        assert one_.works() and other.works()
-        assert one_.end(INTERRUPT).code == 130
-        assert other.works()
+def test_two_servers_of_one_repository_are_independent(folder: Path, server: Served) -> None:
+    with serving(folder) as other:
+        assert server.works() and other.works()
+        assert other.end(INTERRUPT).code == 130
+        assert server.works()
