@@ -120,7 +120,13 @@ def test_published_program_with_our_tables_reproduces_golden_verdicts(
 
 
 @needs_data
-@pytest.mark.parametrize(("profiles", "percent"), [("synthetic-0.8", [84.5, 15.9, 7.0]), ("v100", [76.8, 38.7, 20.6])])
+@pytest.mark.parametrize(
+    ("profiles", "percent"),
+    [
+        pytest.param("synthetic-0.8", [84.5, 15.9, 7.0], marks=pytest.mark.slow),
+        ("v100", [76.8, 38.7, 20.6]),
+    ],
+)
 def test_published_program_schedules_as_many_scenarios_as_figure_16_says(profiles: str, percent: list[float]) -> None:
     """The table of docs/reproduction.md, at each of the rates, of a random tenth of all scenarios."""
     system = System(name="gpulet+int", origin="published", planner="elastic")
