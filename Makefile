@@ -24,7 +24,7 @@ test: check
 check: $(TESTABLE)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 # What measures, or takes longer than CI should.
