@@ -289,7 +289,7 @@ class Diver:
             if following is None:
                 break
             solution = following
-            # The work of a program falls with what is fractional: steps of this size take about so much of what is left.
+            # The work of a program falls with what is fractional: steps of this size take about this share of the rest.
             part = max(rounded_up, (self.budget.used - before) / max(STEPS_SHARE * self.budget.left(), TINY))
         return _Dived(fixed, relaxed)
 

@@ -19,7 +19,7 @@ from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.context import PlanningContext
 from cotenant.planners.geometry.covering import Fleet
 from cotenant.planners.geometry.device_assembly import DeviceGroup, number_devices, pack_devices
-from cotenant.planners.geometry.diving import Cover, Diver
+from cotenant.planners.geometry.diving import Cover, Diver, Relaxed
 from cotenant.planners.geometry.fleet_search import FIRST_RAISE, FleetSearch, PlacedDevice
 from cotenant.planners.geometry.modes import Mode, ModeCatalog
 from cotenant.planners.geometry.program import solve_milp
@@ -33,13 +33,16 @@ UNSERVED_PENALTY = 1000.0  # of the dearest device: what a whole model unserved 
 # it would else be cheaper than what serves it, or the last of its rate than the device that serves that.
 LARGE_COST, LARGE_FACTOR = 300.0, 30.0
 MAX_SCALE_TRIALS = 6  # multiples of the rates tried by diving alone
-ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows
+ANNEALED_SCALE_TRIALS = 2  # the same where annealing follows: until every model is served
+SCALE_DIVE_SHARE = 0.6  # of the work left, which each of these may take
+FIRST_SCALE, ANNEALED_FIRST_SCALE = 0.98, 0.85  # of the relaxation's multiple, which is tried first
 LEAST_SCALE = 0.5  # of the relaxation's multiple, to begin with where dives serve some model not at all
 NEAR_ZERO_SCALE = 1e-9  # of the rates: devices serve next to nothing of what is asked for
 SCALE_STEP = 1.003  # from the largest multiple reached to the next that is searched for
 MAX_ASSEMBLIES = 4
 FLEET_DIVE_WORK = 0.6  # of that dive, which one for a single fleet takes
 MAX_ANNEALED_DEVICES = 64.0  # up to which annealing finds cheaper fleets than integer programs
+MIN_ANNEALED_MODELS = 25  # from which on there it finds cheaper ones than the program of one model a partition
 NEAREST_SHARE = 0.5  # of the work left, for that over the dive's columns and those that are nearest to their price
 ONE_MODEL_SHARE = 0.1  # of the work left, for the integer program of one model a partition
 # Parts of what is fractional that dives for any fleet round up at a time, where there is work; none is always best.
@@ -118,11 +121,15 @@ def _covers(
         if work <= FURTHER_DIVE_SHARE * budget.left()
     ]
     starts = [_assembled(context, diver, cover, demand) for cover in covers]
-    if context.estimated_devices() > MAX_ANNEALED_DEVICES:
-        starts.append(_assembled(context, diver, diver.nearest(dive.relaxed, covers, demand, NEAREST_SHARE), demand))
-    if all(search.rank(start)[0] > 0 for start in starts):
+    large = context.estimated_devices() > MAX_ANNEALED_DEVICES
+    if large or len(demand) < MIN_ANNEALED_MODELS or all(search.rank(start)[0] > 0 for start in starts):
         # One model on each partition: a small program, whose plans are often hard to beat.
-        starts.append(_assembled(context, diver, diver.one_model_each(dive, demand, ONE_MODEL_SHARE), demand))
+        alone = diver.one_model_each(dive, demand, ONE_MODEL_SHARE)
+        covers += [] if alone is None else [alone]
+        starts.append(_assembled(context, diver, alone, demand))
+    if large:
+        nearest = diver.nearest(dive.relaxed, covers, demand, NEAREST_SHARE)
+        starts.append(_assembled(context, diver, nearest, demand))
     yield search.cheaper(min(starts, key=search.rank), fleet_for, least=least)
 
 
@@ -218,28 +225,31 @@ def _largest_scale(
     # As where the rates are to be served at the least cost: what the devices do not hold stays unserved.
     fleet = _fleet(context, context.prices, _unserved_cost(context) / demand)
     best: list[PlacedDevice] = []
-    low, high, multiple = 0.0, relaxation.value, relaxation.value * 0.98
     annealed = sum(context.counts) <= MAX_ANNEALED_DEVICES
+    low, high = 0.0, relaxation.value
+    multiple = (ANNEALED_FIRST_SCALE if annealed else FIRST_SCALE) * high
+    relaxed: Relaxed | None = None
     for _ in range(ANNEALED_SCALE_TRIALS if annealed else MAX_SCALE_TRIALS):
-        diver = Diver(fleet, catalog, singles, context.planning_slots, budget)
-        devices = _dived(context, diver, demand * multiple)
+        part = budget.part(SCALE_DIVE_SHARE) if annealed else budget
+        diver = Diver(fleet, catalog, singles, context.planning_slots, part)
+        dive = diver.cover(demand * multiple)
+        devices = _assembled(context, diver, dive.cover, demand * multiple)
+        relaxed = dive.relaxed or relaxed
         reached = float((_served(devices, len(demand)) / demand).min())
         if reached > low or not best:
             best, low = devices, max(low, reached)
         if reached < multiple:
             high = multiple
         multiple = (low + 2 * high) / 3
-        if multiple < low * SCALE_STEP or not budget.left():
+        if multiple < low * SCALE_STEP or not budget.left() or (annealed and low):
             break
     counts = [round(count) for count in context.counts]
     scale = low or LEAST_SCALE * relaxation.value
     if annealed:
-        if scale < NEAR_ZERO_SCALE:
+        if scale < NEAR_ZERO_SCALE or relaxed is None:
             return best
         target = demand * scale * (1 + FIRST_RAISE)
-        diver = Diver(fleet, catalog, singles, context.planning_slots, fleet_search)
-        if (relaxed := diver.relaxation(target)) is None:
-            return best
+        diver = Diver(fleet, catalog, singles, context.planning_slots, fleet_search, diver.pool)
         search = FleetSearch(diver, singles, target, relaxed.prices(), relaxed.solution.slot_duals, fleet_search)
         return search.raised(search.resized(best, counts), demand, scale)
     while fleet_search.left() and low * SCALE_STEP <= relaxation.value:
