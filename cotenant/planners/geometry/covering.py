@@ -127,6 +127,11 @@ class _Entries:
         self.value = np.append(self.value, [value for row in rows for value in row.values()])
         self.starts = np.append(self.starts, self.starts[-1] + np.cumsum([len(row) for row in rows], dtype=np.int64))
 
+    def row(self, n: int) -> tuple[IntArray, Array]:
+        """Return the indices and the values of a row."""
+        own = slice(self.starts[n], self.starts[n + 1])
+        return self.index[own], self.value[own]
+
     def of(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the row (its position in `rows`) and the place of each entry of some rows."""
         sizes = self.starts[rows + 1] - self.starts[rows]
@@ -165,8 +170,12 @@ class ColumnPool:
 
     def values(self, prices: Array, demand: Array) -> Array:
         """Return what each column is worth at prices of a request/s of each model, up to the demand."""
+        return _summed(self.models, self.serving_values(prices, demand))
+
+    def serving_values(self, prices: Array, demand: Array) -> Array:
+        """Return the same for each model of each column, in the order of `models`."""
         models = self.models
-        return _summed(models, prices[models.index] * np.minimum(models.value, demand[models.index]))
+        return prices[models.index] * np.minimum(models.value, demand[models.index])
 
 
 def _summed(entries: _Entries, values: Array) -> Array:
@@ -344,9 +353,9 @@ class CoverProgram:
         models = self.pool.models
         used = np.flatnonzero(solution.modes > NEAR_ZERO)
         owner, servings = models.of(self.columns[used])
-        counted = self._fractions(servings) > 0
-        owner, servings = owner[counted], servings[counted]
-        new = violated_cuts(models.index[servings], self._fractions(servings), solution.modes[used][owner])
+        fractions = self._fractions(servings)
+        some = fractions > 0
+        new = violated_cuts(models.index[servings[some]], fractions[some], solution.modes[used][owner[some]])
         if not new:
             return 0
         numbers = self.cuts.extend(new)
@@ -370,7 +379,7 @@ class CoverProgram:
     def values_of(self, solution: CoverSolution) -> Array:
         """Return what each column of the pool is worth at the dual prices of the demand and the cuts."""
         models = self.pool.models
-        worth = solution.demand_duals[models.index] * np.minimum(models.value, self.demand[models.index])
+        worth = self.pool.serving_values(solution.demand_duals, self.demand)
         binding = np.flatnonzero(solution.cut_duals > 0)
         if len(binding):
             fractions = self._fractions(np.arange(len(models.index)))
@@ -397,13 +406,19 @@ class CoverProgram:
         return checks_for(work, self._entries)
 
     def solve(
-        self, *, gap: float = 1e-4, nodes: int = 1000, checks: float = math.inf, deadline: Deadline | None = None
+        self,
+        *,
+        gap: float = 1e-4,
+        nodes: int = 1000,
+        checks: float = math.inf,
+        deadline: Deadline | None = None,
+        priced: bool = True,
     ) -> CoverSolution | None:
         """Solve; None where no solution was found within the nodes and the checks, or until the deadline.
 
         checks: how often an integer program may ask whether to go on, which it does between parts of its work in the
-        same order in every run: most of that may be done before the first node. Afterwards `work` holds the seconds of
-        work that it took, with a solution or without.
+        same order in every run: most of that may be done before the first node. priced: whether columns are priced by a
+        linear program's solution. Afterwards `work` holds the seconds of work that it took, with a solution or without.
         """
         highs = self.highs
         if self.integer:
@@ -418,7 +433,7 @@ class CoverProgram:
             work = SECONDS_PER_INTEGER_CALL + SECONDS_PER_INTEGER_ITERATION * iterations
             work += seconds_per_check(self._entries) * made
         else:
-            work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns)
+            work = SECONDS_PER_CALL + SECONDS_PER_COLUMN * len(self.columns) * priced
             work += seconds_per_iteration(rows, self._entries) * iterations
         self.work = work
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:

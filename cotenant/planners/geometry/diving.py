@@ -23,7 +23,7 @@ from cotenant.planners.capacity import ROUNDING_TOLERANCE
 from cotenant.planners.geometry.budget import WorkBudget
 from cotenant.planners.geometry.covering import (
     MEMORY_LIMITS,
-    SECONDS_PER_COLUMN,
+    NEAR_ZERO,
     ColumnPool,
     CoverProgram,
     CoverSolution,
@@ -40,7 +40,6 @@ Array = NDArray[np.float64]
 MAX_PRICING_ROUNDS = 8  # of the first program of a dive; fewer below
 MAX_COLUMNS_PER_ROUND = 2000
 REL_PROGRESS = 2e-4  # of the objective, below which pricing stops
-NEAR_ZERO = 1e-6  # parts of columns that count as none
 NEAR_ONE = 1e-4  # by which a part of a column may fall short of 1 and count as whole
 OVERFLOW = 2.0  # price of a device beyond the counts, over the dearest, while parts of devices are fixed
 DROPPED = (1.5, 3.0, 100.0, 100.0)  # price of a partition that devices do not hold, over that of its slot, in each dive
@@ -153,11 +152,11 @@ class Diver:
         for _ in range(MAX_CUT_ROUNDS):
             if not self.budget.left() or not program.add_cuts(solution):
                 break
-            following = program.solve(deadline=self.budget.deadline)
+            following = program.solve(deadline=self.budget.deadline, priced=False)
             if following is None:
                 break
             solution = following
-            self.budget.spend(program.work - SECONDS_PER_COLUMN * len(program.columns))  # none is priced
+            self.budget.spend(program.work)
         return solution
 
     def relaxation(self, demand: Array, fleet: Fleet | None = None, free: Array | None = None) -> Relaxed | None:
@@ -338,15 +337,14 @@ class Diver:
         if len(chosen) >= most:
             return chosen
         for n, many in chosen.items():
-            own = slice(models.starts[n], models.starts[n + 1])
-            remaining[models.index[own]] -= many * models.value[own]
+            i, rates = models.row(n)
+            remaining[i] -= rates * many
         parts = solution.modes - whole
         order = np.argsort(-parts, kind="stable")
         order = order[parts[order] > NEAR_ZERO]
         prices = program.demand_prices(solution).average()
         for n in program.columns[order].tolist():
-            own = slice(models.starts[n], models.starts[n + 1])
-            i, rates = models.index[own], models.value[own]
+            i, rates = models.row(n)
             worth = prices[i] @ np.minimum(rates, np.maximum(remaining[i], 0.0))
             if worth < MIN_USEFUL * (prices[i] @ np.minimum(rates, left[i])):
                 continue
@@ -367,14 +365,12 @@ class Diver:
         steps += [(at, 1) for at in np.argsort(-rest, kind="stable").tolist() if rest[at] > NEAR_ONE]
         for at, many in steps:
             n = int(program.columns[at])
-            own = slice(models.starts[n], models.starts[n + 1])
-            i = models.index[own]
+            i, rates = models.row(n)
             if (remaining[i] > ROUNDING_TOLERANCE * left[i]).any():
                 chosen[n] = chosen.get(n, 0) + many
-                remaining[i] -= many * models.value[own]
+                remaining[i] -= many * rates
         for n in reversed(list(chosen)):  # what later ones have made superfluous
-            own = slice(models.starts[n], models.starts[n + 1])
-            i, rates = models.index[own], models.value[own]
+            i, rates = models.row(n)
             spare = min(chosen[n], math.floor((-remaining[i] / rates).min() + NEAR_ZERO))
             if spare > 0:
                 chosen[n] -= spare
