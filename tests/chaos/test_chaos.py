@@ -18,21 +18,13 @@ AT_ONCE = 100
 PART = 200  # which every run of the tests plays: the faults of `make mutants` that any seed shows fail within 40
 
 
-def holds_for(first: int) -> None:
+@pytest.mark.parametrize(
+    "first", [pytest.param(n, marks=pytest.mark.slow if n >= PART else ()) for n in range(0, SEEDS, AT_ONCE)]
+)
+def test_faults_of_any_seed_leave_everything_answered_and_available(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         found = failure(make(seed))
         assert not found, found
-
-
-@pytest.mark.parametrize("first", range(0, PART, AT_ONCE))
-def test_faults_of_any_seed_leave_everything_answered_and_available(first: int) -> None:
-    holds_for(first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(PART, SEEDS, AT_ONCE))
-def test_faults_of_more_seeds_leave_everything_answered_and_available(first: int) -> None:
-    holds_for(first)
 
 
 def test_schedules_have_every_kind_of_fault() -> None:

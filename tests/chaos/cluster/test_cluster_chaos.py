@@ -17,21 +17,13 @@ AT_ONCE = 25
 PART = 50  # which every run of the tests plays
 
 
-def holds_for(first: int) -> None:
+@pytest.mark.parametrize(
+    "first", [pytest.param(n, marks=pytest.mark.slow if n >= PART else ()) for n in range(0, SEEDS, AT_ONCE)]
+)
+def test_faults_of_machines_of_any_seed_leave_one_owner_and_everything_answered(first: int) -> None:
     for seed in range(first, first + AT_ONCE):
         found = failure(make(seed))
         assert not found, found
-
-
-@pytest.mark.parametrize("first", range(0, PART, AT_ONCE))
-def test_faults_of_machines_of_any_seed_leave_one_owner_and_everything_answered(first: int) -> None:
-    holds_for(first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(PART, SEEDS, AT_ONCE))
-def test_faults_of_machines_of_more_seeds_leave_one_owner_and_everything_answered(first: int) -> None:
-    holds_for(first)
 
 
 def test_schedules_of_machines_have_every_kind_of_fault() -> None:
