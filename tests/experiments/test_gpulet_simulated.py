@@ -236,6 +236,7 @@ def test_figure_15(tmp_path: Path) -> None:
     drawn(fig15, rows, tmp_path)
 
 
+@pytest.mark.slow
 @needs_data
 def test_figure_15_under_our_own_controller() -> None:
     run = fig15.Run("v100", fig15.TRACKING, TargetRateOptions(), 2940.0, 0, seconds=200.0)
@@ -269,6 +270,7 @@ def missed_by_period(result: AutoscaledRun) -> list[float]:
     return [max(0.0, 1 - good / many) if many else 0.0 for good, many in zip(kept, offered, strict=True)]
 
 
+@pytest.mark.slow
 @needs_data
 def test_figure_11(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old workers serve until new ones are ready, and nothing is late because of the change."""

@@ -113,6 +113,7 @@ def test_figure_5(tmp_path: Path) -> None:
     drawn(fig05, rows, tmp_path)
 
 
+@pytest.mark.slow
 @needs_data
 def test_sharing_serves_as_many_requests_in_time_at_a_low_and_a_full_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ def test_sharing_serves_as_many_requests_in_time_at_a_low_and_a_full_load(
     drawn(fig05_loads, rows, tmp_path)
 
 
+@pytest.mark.slow
 @needs_data
 def test_tracking_follows_a_load_with_fewer_gpus_than_one_for_each_instance() -> None:
     """Shared or not, they follow the same part of the load: up into the spike."""

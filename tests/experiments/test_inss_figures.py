@@ -125,6 +125,7 @@ def test_convergence_has_a_row_for_each_twenty_episodes_of_each_learner(hardly_t
     assert "late or dropped, %" in drawn(fig13, rows, tmp_path)
 
 
+@pytest.mark.slow
 def test_systems_are_compared_at_the_same_rates(
     hardly_trained: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
