@@ -32,6 +32,7 @@ def rows_per_s(run: ColocatedRun, interference: Interference, profiles: Profiles
     return sum(alone(load) / interference.slowdown(load, (*loads[:i], *loads[i + 1 :])) for i, load in enumerate(loads))
 
 
+@pytest.mark.slow
 @needs_data
 def test_gaussian_process_on_kace_splits_is_close_to_oracle() -> None:
     """KACE's own line comes to 0.906 of it as published, and to 0.927 at best."""

@@ -139,6 +139,7 @@ def test_tracking_follows_a_load_with_fewer_gpus_than_one_for_each_instance() ->
     assert low.missed < 2 and spike.missed < 2
 
 
+@pytest.mark.slow
 @needs_data
 def test_waiting_clients_gain_by_sharing_what_one_instance_leaves_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

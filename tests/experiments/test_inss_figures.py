@@ -118,6 +118,7 @@ def hardly_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "SECONDS", 0.2)
 
 
+@pytest.mark.slow
 def test_convergence_has_a_row_for_each_twenty_episodes_of_each_learner(hardly_trained: None, tmp_path: Path) -> None:
     rows = fig13.run(Options(every=3))
     assert [(row.learner, row.episode) for row in rows] == [(name, n) for name in fig13.LEARNERS for n in (20, 40)]

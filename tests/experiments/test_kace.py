@@ -103,6 +103,7 @@ def test_figure_6_3_policies_are_compared_with_the_report(tmp_path: Path, monkey
     drawn(fig6_3, rows, tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_6_and_7_run_and_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With lines alone: what takes long is trained elsewhere."""
     monkeypatch.setattr(paper, "TECHNIQUES", {"lr": "LR"})

@@ -22,6 +22,7 @@ def drawn(path: Path) -> bool:
     return ET.parse(path).getroot().tag.endswith("svg")  # noqa: S314
 
 
+@pytest.mark.slow
 @needs_data
 def test_gpulet_figure_4_large_batches_gain_more_by_share_than_small_ones(tmp_path: Path) -> None:
     rows = fig04.run(Options())

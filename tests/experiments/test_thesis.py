@@ -31,6 +31,7 @@ def test_thesis_tables_have_the_documented_shapes() -> None:
     assert {hidden: len(each["svd"]) for hidden, each in thesis.published().items()} == dict.fromkeys(range(1, 6), 18)
 
 
+@pytest.mark.slow
 def test_figure_7_1_on_a_subset_compares_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, items, values = thesis.alone()
     monkeypatch.setattr(thesis, "alone", lambda: (names[::3], items[:4], values[::3, :4]))

@@ -157,7 +157,7 @@ def test_plan_for_the_largest_rate_uses_all_devices(name: str) -> None:
     cannot place eight models there at all, and InSS would train for each of the rates that are tried."""
     problem = read_problem(EXAMPLES / "problem.toml")
     fleet = (msgspec.structs.replace(problem.fleet[0], count=4),)
-    problem = largest(msgspec.structs.replace(problem, fleet=fleet, time_limit=1.0))
+    problem = largest(msgspec.structs.replace(problem, fleet=fleet, time_limit=0.4))
     plan = plan_problem(problem, name, validate=False)
     assert (plan.devices_used, check(plan, problem)) == (4, [])
     assert plan.scale > 0.8

@@ -24,7 +24,10 @@ PREDICTORS: dict[str, Interference] = {
 }
 
 
-@pytest.mark.parametrize("interference", PREDICTORS.values(), ids=list(PREDICTORS))
+@pytest.mark.parametrize(
+    "interference",
+    [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name == "linear")) for name, each in PREDICTORS.items()],
+)
 def test_no_plan_beats_the_bound_at_the_least_interference(interference: Interference) -> None:
     tighter = 0
     for seed in range(6):
