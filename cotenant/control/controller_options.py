@@ -37,7 +37,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     changed_threshold: float = 15.0
     idle_rate: float = 1.0
     settle: float = 1.0
-    cooldown: float = 60.0
+    cooldown: float = 30.0
     longest_cooldown: float = 960.0
     fall: float = 0.04
     short_fall: float = 0.2

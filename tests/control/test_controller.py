@@ -463,7 +463,7 @@ def test_adopted_plan_is_the_one_in_force() -> None:
 
 
 def test_higher_rate_of_an_adopted_plan_is_believed_for_a_cooldown() -> None:
-    world = World(plan_of(1))
+    world = World(plan_of(1), cooldown=60.0)
     world.observe(10.0, 5)
     world.tell(Adopted(plan=plan_of(3, 300.0), rates={"a": 300.0}))
     assert world.observe(10.0, 50) == []
