@@ -104,7 +104,7 @@ async def running(
             standby_workers=_standby_workers(settings),
             confinement=worker_confinement(settings),
             memory_policy=MemoryPolicy(settings.rollout_memory),
-            adaptation=_adaptation(settings, corrections),
+            adaptation=_adaptation(settings, corrections, planner=lambda: builder.settings.planner),
             log=log,
             tracer=tracer,
             no_loads=NO_LOADS[settings.model_control_mode],
@@ -206,12 +206,14 @@ def _standby_workers(settings: Settings) -> int:
     return 0 if settings.backend == "green" else settings.standby_workers
 
 
-def _adaptation(settings: Settings, corrections: ProfileCorrections) -> AdaptationOptions | None:
+def _adaptation(
+    settings: Settings, corrections: ProfileCorrections, planner: Callable[[], str]
+) -> AdaptationOptions | None:
     if not settings.adapt:
         return None
 
     def solver() -> Solver:
-        return BackgroundSolver(settings.planner)
+        return BackgroundSolver(planner)
 
     controller = ControllerOptions(headroom=settings.headroom, forecast=settings.forecast)
     return AdaptationOptions(solver=solver, controller=controller, corrections=corrections)

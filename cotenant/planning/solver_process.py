@@ -25,7 +25,8 @@ LIMIT = 30.0  # seconds until an answer, the start of the process included
 class SolverProcess:
     """Answer a `Solve` at a time, from one thread; only `close` may be called from another.
 
-    planner: its name. limit: seconds that an answer may take. program: what is run, for tests.
+    planner: its name, which may change from one answer to the next. limit: seconds that an answer may take. program:
+    what is run, for tests.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class SolverProcess:
         limit: float = LIMIT,
         program: tuple[str, ...] = ("-m", "cotenant.planning.solver_process"),
     ) -> None:
-        self._planner = planner
+        self.planner = planner
         self._limit = limit
         self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._problem: Problem | None = None  # that the process has
+        self._known: tuple[Problem, str] | None = None  # the problem and the planner that the process has
         self._closed = False
         self._lock = threading.Lock()  # of starting and closing
 
@@ -65,7 +66,7 @@ class SolverProcess:
                     env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                     process_group=0,  # Ctrl-C is for the server alone
                 )
-            self._connection, self._problem = ours, None
+            self._connection, self._known = ours, None
 
     def __call__(self, problem: Problem, solve: Solve) -> Solved:
         """Return the answer, whatever becomes of the process."""
@@ -92,9 +93,10 @@ class SolverProcess:
         return Solved(number=solve.number, error=reason)
 
     def _ask(self, connection: Connection, problem: Problem, solve: Solve) -> Solved:
-        if problem is not self._problem:
-            connection.send((problem, self._planner))
-            self._problem = problem
+        planner = self.planner
+        if self._known is None or problem is not self._known[0] or planner != self._known[1]:
+            connection.send((problem, planner))
+            self._known = problem, planner
         connection.send(solve)
         answer = connection.recv()
         assert isinstance(answer, Solved)
@@ -126,7 +128,7 @@ class SolverProcess:
     def _stop(self) -> None:
         with self._lock:
             process, connection = self._process, self._connection
-            self._process = self._connection = self._problem = None
+            self._process = self._connection = self._known = None
         if connection is not None:
             connection.close()
         if process is not None:

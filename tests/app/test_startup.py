@@ -53,7 +53,7 @@ def free_port() -> int:
 
 def test_controller_gets_what_the_settings_say(tmp_path: Path) -> None:
     settings = msgspec.structs.replace(settings_of(tmp_path), headroom=1.4, forecast=HoltWintersOptions())
-    adaptation = lifecycle._adaptation(settings, ProfileCorrections())
+    adaptation = lifecycle._adaptation(settings, ProfileCorrections(), lambda: settings.planner)
     assert adaptation is not None
     assert (adaptation.controller.headroom, adaptation.controller.forecast) == (1.4, HoltWintersOptions())
     assert lifecycle._adaptation(msgspec.structs.replace(settings, adapt=False), ProfileCorrections()) is None

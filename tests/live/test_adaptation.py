@@ -99,7 +99,7 @@ async def adaptive(root: Path, rate: float, options: ControllerOptions = EAGER) 
 
     log = io.BytesIO()
     given = planned_for(sample_deployment(repository(root), ("identity",)), rate)
-    adaptation = AdaptationOptions(solver=lambda: BackgroundSolver("geometry"), controller=options)
+    adaptation = AdaptationOptions(solver=lambda: BackgroundSolver(lambda: "geometry"), controller=options)
     server = Server(given, Cpu(), prepare, adaptation=adaptation, log=log)
     asking = Asking(server, given, log)
     try:
