@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,14 +27,22 @@ from cotenant.config import ModelSettings, Settings, read_profiles_file
 from cotenant.config.devices import limited
 from cotenant.control.controller_built import known_devices
 from cotenant.core.identity import DeviceId, own_kind
-from cotenant.core.model import Kind
+from cotenant.core.model import Kind, Model
 from cotenant.core.plan import Plan
 from cotenant.core.plan_diff import renumber_devices
 from cotenant.core.profile import Profile, Profiles, slowed_profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count, show_seconds
 from cotenant.errors import ConfigError, ModelError, NotFoundError
-from cotenant.live.deployment import NOT_LOADED, Deployment, KeptModels, ServableModel, request_policy
+from cotenant.live.deployment import (
+    NOT_LOADED,
+    Deployment,
+    KeptModels,
+    ServableModel,
+    kept_models,
+    loaded_models,
+    request_policy,
+)
 from cotenant.live.foreign_load import available_cores
 from cotenant.live.profile_corrections import ProfileCorrections
 from cotenant.live.serving_state import FoundModels
@@ -50,6 +59,13 @@ NOTHING_KEPT = KeptModels()
 MAX_REASONS = 5  # of an error that names the models that cannot be served
 Entries = dict[str, Entry]  # of the repository, by the model's name
 Broken = dict[str, str]  # models that cannot be served, with the reason
+
+
+class Switched(NamedTuple):
+    """A deployment of other settings. failures: by model that stays as it is served, why it cannot be loaded again."""
+
+    deployment: Deployment
+    failures: dict[str, str]
 
 
 class DeploymentBuilder:
@@ -103,14 +119,45 @@ class DeploymentBuilder:
         return kind if cuts is None else msgspec.structs.replace(kind, cuts=cuts)
 
     @asynccontextmanager
-    async def switched(self, settings: Settings, kept: KeptModels = NOTHING_KEPT) -> AsyncIterator[Deployment]:
+    async def switched(
+        self, settings: Settings, current: Deployment, kept: KeptModels = NOTHING_KEPT
+    ) -> AsyncIterator[Switched]:
         """Build the deployment of other settings, which apply once the block is over, unless it fails: models that are
-        loaded meanwhile must not get settings that are rejected. The backend stays the same. kept: see `build`."""
+        loaded meanwhile must not get settings that are rejected. The backend stays the same.
+
+        current: that is in force; a model that it serves, and whose files in the same repository cannot be served any
+        more, such as a version that is half copied, stays as it is served. kept: see `build`.
+        """
         other = copy.copy(self)
         other._settings, other._given = settings, _given_profiles(settings)
-        yield await other.build(settings.load_models, kept=kept)
+        deployment = await other.build(settings.load_models, kept=kept)
+        places = {(each.model_repository, each.remote_repository) for each in (self._settings, settings)}
+        served = loaded_models(current) if len(places) == 1 else set()
+        failed: dict[str, str] = {}
+        while more := {
+            name: why
+            for name, why in deployment.broken.items()
+            if name in served and name not in failed and why != NOT_LOADED
+        }:
+            # An ensemble may be broken for its models' sake alone.
+            failed |= {name: why for name, why in more.items() if current.offered[name].ensemble is None} or more
+            deployment = await other.build(settings.load_models, kept=other._as_served(current, failed, kept))
+        yield Switched(deployment, {name: why for name, why in failed.items() if name in deployment.offered})
         self._settings, self._given = other._settings, other._given
         self._allowed, self._mirrored = other._allowed, other._mirrored
+
+    def _as_served(self, current: Deployment, names: Collection[str], kept: KeptModels) -> KeptModels:
+        """Return what is kept, and these models with the files that they are served from and the settings of now."""
+        served = kept_models(current, names)
+        models = dict(served.models)
+        for name, each in served.models.items():
+            if each.ensemble is None:
+                profiles = [profile for profile in served.profiles.values() if profile.model == name]
+                model = self._model(each.entry, each.info, profiles)
+                models[name] = msgspec.structs.replace(each, model=model)
+        # A slowdown that all of these have is none of the others'.
+        slowdowns = dict.fromkeys(loaded_models(current), 1.0) | kept.slowdowns
+        return KeptModels(models, served.profiles, kept.rates, slowdowns)
 
     async def build(
         self,
@@ -278,8 +325,7 @@ class DeploymentBuilder:
             with _noted(name, broken):
                 number = unmeasured.index(name) + 1 if name in unmeasured else 0
                 measured = await self._profiles.measured(entry, info, known, number, len(unmeasured))
-                delay = self._settings.max_queue_delay or 0.0
-                model = model_of(self._model_settings(name), entry, info, measured, delay)
+                model = self._model(entry, info, measured)
                 served[name] = ServableModel(entry=entry, info=info, model=model, policy=request_policy(entry.config))
                 profiles |= {(name, profile.kind): profile for profile in measured}
         if busy := describe_busy(profile for (name, _), profile in profiles.items() if name in unmeasured):
@@ -317,6 +363,10 @@ class DeploymentBuilder:
             else:
                 model = ensemble_model(self._model_settings(name), ensemble, served)
                 served[name] = ServableModel(entry=entry, info=ensemble.info, model=model, ensemble=ensemble)
+
+    def _model(self, entry: Entry, info: ModelInfo, profiles: Sequence[Profile]) -> Model:
+        delay = self._settings.max_queue_delay or 0.0
+        return model_of(self._model_settings(entry.name), entry, info, profiles, delay)
 
     def _model_settings(self, name: str) -> ModelSettings:
         return next((model for model in self._settings.models if model.name == name), ModelSettings(name=name))

@@ -61,7 +61,7 @@ class Reloader:
                     settings = self._read()
                 check_reloadable(self._settings, settings)
                 known = self._learnt(settings)
-                async with self._builder.switched(settings, known) as deployment:
+                async with self._builder.switched(settings, self._server.deployment, known) as (deployment, failures):
                     check_serves_something(deployment)
                     await self._server.apply(deployment)
             except CotenantError as error:
@@ -73,7 +73,9 @@ class Reloader:
                 self._server.reloaded(f"{REJECTED}: {reason}")
                 logger.exception("%s", REJECTED)
                 raise ConfigError(reason) from error
-            self._server.reloaded()
+            self._server.reloaded(failures=failures)
+            for name, why in failures.items():
+                logger.error("model %s could not be loaded again, and stays as it is: %s", name, why)
             logger.info("configuration reloaded")
             if self._on_reload is not None:
                 self._on_reload(settings)

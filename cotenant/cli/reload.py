@@ -20,4 +20,6 @@ def reload(
     if json:
         show_json(status.rollout)
     else:
-        aside.print("configuration reloaded", *unserved_lines(Plan.from_json(status.plan)), sep="\n", highlight=False)
+        kept = [f"{each.name}: {each.reason}" for each in status.models if each.state == "READY" and each.reason]
+        lines = [*unserved_lines(Plan.from_json(status.plan)), *kept]
+        aside.print("configuration reloaded", *lines, sep="\n", highlight=False, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
@@ -32,6 +33,8 @@ from cotenant.live.rollout_driver import RolloutDriver
 from cotenant.live.serving_observer import ServingObserver
 from cotenant.live.serving_state import ServingState
 from cotenant.worker.repository import parse_json_config
+
+logger = logging.getLogger(__name__)
 
 
 class DeploymentManager:
@@ -152,6 +155,12 @@ class DeploymentManager:
                 if verb == "load" and not isinstance(error, NotFoundError):
                     failures[name] = str(error)
                 raise FailedError(f"failed to {verb} '{name}': {error}") from None
+            except Exception as error:  # such as a planner's fault, which is shown where other failures are
+                logger.exception("failed to %s %s", verb, name)
+                reason = f"{type(error).__name__}: {error}"
+                if verb == "load":
+                    failures[name] = reason
+                raise FailedError(f"failed to {verb} '{name}': {reason}") from error
             finally:
                 self._state.failures = failures
                 self._state.transitions = {

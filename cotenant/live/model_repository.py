@@ -100,7 +100,7 @@ class ModelRepository:
             return "UNAVAILABLE", self._why_not_placed(name)
         own = {worker.lane: worker for worker in workers if worker.lane in lanes}
         if self._state.accepting and any(worker.state == "ready" for worker in own.values()):
-            return "READY", ""
+            return "READY", self._why_not_again(name)
         return "UNAVAILABLE", next((own[lane].reason for lane in lanes if lane in own), "")
 
     def _ensemble_readiness(self, name: str, ensemble: Ensemble, workers: Sequence[WorkerStatus]) -> tuple[str, str]:
@@ -108,7 +108,12 @@ class ModelRepository:
             return "UNAVAILABLE", "unloaded"
         states = {model: self._readiness(model, workers) for model in sorted(ensemble.models)}
         reasons = [f"{model}: {reason or state}" for model, (state, reason) in states.items() if state != "READY"]
-        return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", "")
+        return ("UNAVAILABLE", reasons[0]) if reasons else ("READY", self._why_not_again(name))
+
+    def _why_not_again(self, name: str) -> str:
+        """Return why a model that is served could not be loaded again; empty where it could, or was not to be."""
+        failure = self._state.failures.get(name)
+        return f"served as before, since it could not be loaded again: {failure}" if failure else ""
 
     def _why_not_placed(self, name: str) -> str:
         deployment = self._state.deployment

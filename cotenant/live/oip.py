@@ -81,7 +81,8 @@ class InferResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in the repository index. state: READY, UNAVAILABLE (with a reason), LOADING or UNLOADING."""
+    """A model in the repository index. state: READY (with a reason where it could not be loaded again), UNAVAILABLE
+    (with a reason), LOADING or UNLOADING."""
 
     name: str
     version: str = ""

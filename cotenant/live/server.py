@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from cotenant.backends import Backend
@@ -210,9 +211,12 @@ class Server:
         """Apply a change to the deployment in force, as `DeploymentManager.change` does."""
         await self._deployments.change(changed, reason)
 
-    def reloaded(self, error: str = "") -> None:
-        """Hear that the settings were read again, or why that was rejected."""
+    def reloaded(self, error: str = "", failures: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Hear that the settings were read again, or why that was rejected. failures: by model that stays as it was
+        served, why it could not be loaded again."""
         self._state.reload_error = error
+        if not error:
+            self._state.failures = dict(failures)  # the other models were all looked at anew
 
     def stored(self, error: str = "") -> None:
         """Hear that what is kept over a restart was stored, or why it cannot be."""

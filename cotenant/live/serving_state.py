@@ -27,10 +27,10 @@ class ServingState:
     lanes: by name, as the dispatcher has them. transitions: models that are being loaded (LOADING) or unloaded
     (UNLOADING). repeated_change: what is done again as another plan came into force before it; empty where nothing is.
     accepting: whether requests are admitted; the inference service writes it. startup: how far the start of the server
-    is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model failed; gone:
-    models that have left the repository. reload_error: why the last reload of the settings was rejected; empty where
-    it was not. file_errors: by file, why it cannot be written. refinement: how far the refinement of profiles is, in
-    words; empty where there is none. jobs: returns the best-effort jobs as they stand.
+    is, in words; empty once it has started. found: meanwhile. failures: why the last load of a model failed, be it by a
+    reload; gone: models that have left the repository. reload_error: why the last reload of the settings was rejected;
+    empty where it was not. file_errors: by file, why it cannot be written. refinement: how far the refinement of
+    profiles is, in words; empty where there is none. jobs: returns the best-effort jobs as they stand.
     """
 
     def __init__(self, deployment: Deployment) -> None:

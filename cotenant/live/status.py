@@ -263,8 +263,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return [[step, *summary.row()] for step, summary in phase_durations(self.rollout, self.adaptation)]
 
     def rows(self, plan: Plan) -> list[list[str]]:
-        """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, other
-        outcomes."""
+        """Return a row a model, as text: name, state, target, planned/s, served, mean, attainment, what
+        there is to say of it: why it is not as wanted, other outcomes."""
         rows = []
         for entry in self.models:
             counts = self.statistics.get(entry.name)
@@ -272,6 +272,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 rows.append([entry.name, entry.state, *[""] * 5, entry.reason])
                 continue
             others = ", ".join(f"{n} {end}" for end, n in counts.outcomes.items() if n and end != "served")
+            notes = [entry.reason, others] if entry.state == "READY" else [entry.reason or others]
             rows.append(
                 [
                     entry.name,
@@ -281,7 +282,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                     str(counts.outcomes["served"]),
                     "-" if counts.mean is None else show_seconds(counts.mean),
                     "-" if counts.attainment is None else f"{counts.attainment * 100:.2f} %",
-                    entry.reason or others,
+                    "; ".join(filter(None, notes)),
                 ]
             )
         return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import cotenant
+from cotenant.app import deployment_builder
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.serving import BackgroundServer
 from cotenant.backends.cpu import Cpu
@@ -55,13 +57,33 @@ class Caller:
         self._thread.join()
 
 
-def test_new_version_that_fails_to_load_is_kept_out_and_the_old_one_serves_on(served: Path) -> None:
+def told(server: BackgroundServer, model: str = "identity") -> str:
+    """Return state and reason of a model, as its status has them."""
+    return next(f"{each.state}: {each.reason}" for each in server.status().models if each.name == model)
+
+
+def test_new_version_that_fails_to_load_is_kept_out_and_the_old_one_serves_on(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with cotenant.serve("serve.toml") as server, Caller(server) as caller:
         (served / "identity" / "2").mkdir()
         (served / "identity" / "2" / "model.onnx").write_bytes(b"this is no model")
         with pytest.raises(FailedError, match=r"^failed to load 'identity': .*2/model.onnx: no ONNX model"):
             server.load("identity")
         assert server.deployment.offered["identity"].info.version == "1"
+        assert told(server).startswith("READY: served as before, since it could not be loaded again: ")
+        rows = server.status().rows(server.deployment.plan)
+        assert "2/model.onnx: no ONNX model" in told(server) and told(server).removeprefix("READY: ") in rows[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(deployment_builder, "plan_problem", lambda *_, **__: 1 / 0)
+            with pytest.raises(FailedError, match="ZeroDivisionError"):
+                server.load("lookup")
+        assert told(server, "lookup").endswith(": ZeroDivisionError: division by zero")
+        server.reload()  # which looks at all models again
+        assert "2/model.onnx: no ONNX model" in told(server) and told(server, "lookup") == "READY: "
+        shutil.rmtree(served / "identity" / "2")
+        server.load("identity")
+        assert told(server) == "READY: "
         seen = len(caller.answers)
         until(lambda: len(caller.answers) >= seen + 5)
     assert set(caller.answers) == {4.0}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import msgspec
@@ -15,6 +16,7 @@ from cotenant.app import deployment_builder
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.reloader import Reloader
 from cotenant.backends.fake import Fake
+from cotenant.config import Settings
 from cotenant.core.profile import write_profiles
 from cotenant.errors import ConfigError, WorkerError
 from cotenant.live.adaptation import Learnt
@@ -41,6 +43,7 @@ class AdaptingServer:
     def __init__(self, deployment: Deployment, *, adapts: bool) -> None:
         self.deployment = deployment
         self.adapts = adapts
+        self.failures: dict[str, str] = {}
 
     def learnt(self) -> Learnt | None:
         rates = {name: 3 * rate for name, rate in self.deployment.problem.rates.items()}
@@ -50,8 +53,9 @@ class AdaptingServer:
     async def apply(self, deployment: Deployment) -> None:
         self.deployment = deployment
 
-    def reloaded(self, error: str = "") -> None:
+    def reloaded(self, error: str = "", failures: Mapping[str, str] = MappingProxyType({})) -> None:
         assert not error
+        self.failures = dict(failures)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_model_that_is_loaded_during_a_reload_gets_no_settings_that_are_rejected
             loaded.append(await builder.build(["identity"]))
             raise WorkerError("a worker did not start")
 
-        def reloaded(self, error: str = "") -> None:
+        def reloaded(self, error: str = "", failures: Mapping[str, str] = MappingProxyType({})) -> None:
             assert "a worker did not start" in error
 
     server = RejectingServer(asyncio.run(builder.build(NAMES)), adapts=False)
@@ -153,7 +157,7 @@ def test_reload_that_fails_by_a_fault_is_rejected(folder: Path, monkeypatch: pyt
     said: list[str] = []
 
     class Told(AdaptingServer):
-        def reloaded(self, error: str = "") -> None:
+        def reloaded(self, error: str = "", failures: Mapping[str, str] = MappingProxyType({})) -> None:
             said.append(error)
 
     server = Told(asyncio.run(builder.build(NAMES)), adapts=True)
@@ -161,3 +165,45 @@ def test_reload_that_fails_by_a_fault_is_rejected(folder: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match="ZeroDivisionError: division by zero"):
         asyncio.run(Reloader(cast(Server, server), builder, given).reload())
     assert said == ["reload rejected; keeping the current configuration: ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize("half", ["a new version", "the version that is served"])
+def test_reload_keeps_a_model_that_is_served_and_whose_files_cannot_be_loaded_any_more(folder: Path, half: str) -> None:
+    """Such as a version that is half copied when the settings are edited."""
+    shutil.copytree((folder / "models").resolve(), folder / "changing")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+
+    def given(text: str) -> Settings:
+        read = settings(folder, 'profiles = "given.csv"' + text)
+        return msgspec.structs.replace(read, model_repository=folder / "changing")
+
+    builder = DeploymentBuilder(given(RATES.format(10)), Fake((LARGE,)))
+    server = AdaptingServer(asyncio.run(builder.build()), adapts=True)
+    before = server.deployment.offered["identity"]
+    broken = folder / "changing" / "identity" / ("2" if half == "a new version" else "1")
+    broken.mkdir(exist_ok=True)
+    (broken / "model.onnx").write_bytes(b"half of a copy")
+    edited = given(RATES.format(40).replace('"1s"', '"2s"'))
+    asyncio.run(Reloader(cast(Server, server), builder, builder.settings).reload(edited))
+    now = server.deployment.offered["identity"]
+    assert (now.entry, now.info, now.model.slo) == (before.entry, before.info, 2.0)
+    assert server.deployment.plan.rates() == pytest.approx({"identity": 40.0, "lookup": 60.0})
+    assert server.deployment.slowdowns == {"identity": 1.0, "lookup": 1.5}
+    assert list(server.failures) == ["identity"] and "model.onnx: no ONNX model" in server.failures["identity"]
+    shutil.rmtree(broken)
+    if half == "a new version":
+        asyncio.run(Reloader(cast(Server, server), builder, builder.settings).reload(edited))
+        assert server.failures == {} and server.deployment.offered["identity"].entry == before.entry
+
+
+def test_reload_of_another_repository_takes_no_model_of_the_one_before(folder: Path) -> None:
+    shutil.copytree((folder / "models").resolve(), folder / "other")
+    (folder / "other" / "identity" / "1" / "model.onnx").write_bytes(b"half of a copy")
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    given = settings(folder, 'profiles = "given.csv"' + RATES.format(10))
+    builder = DeploymentBuilder(given, Fake((LARGE,)))
+    server = AdaptingServer(asyncio.run(builder.build()), adapts=True)
+    other = msgspec.structs.replace(given, model_repository=folder / "other")
+    asyncio.run(Reloader(cast(Server, server), builder, given).reload(other))
+    assert "identity" in server.deployment.broken and server.failures == {}
+    assert server.deployment.plan.rates() == pytest.approx({"lookup": 60.0})

@@ -53,6 +53,7 @@ class WrittenSource:
         self.target = target
         self.accepting = True
         self.broken: dict[str, str] = {}
+        self.failures: dict[str, str] = {}
         self.foreign = 0.02
         self.slowdown = 1.0
         self.short = ""
@@ -110,7 +111,9 @@ class WrittenSource:
             )
             for slot, (lane, share, held) in enumerate(zip(lanes, self.shares, self.cuts(), strict=True))
         ]
-        offered = [IndexEntry(name=name, version="1", state="READY") for name in self.names]
+        offered = [
+            IndexEntry(name=name, version="1", state="READY", reason=self.failures.get(name, "")) for name in self.names
+        ]
         prepare = DurationSummary(count=len(self.rollouts), p50=0.8, p99=0.8, max=0.8)
         return Snapshot(
             backend="cpu",

@@ -17,7 +17,7 @@ import tritonclient.http as triton_http
 import uvloop
 from tritonclient.utils import InferenceServerException
 
-from cotenant.app.deployment_builder import DeploymentBuilder
+from cotenant.app.deployment_builder import DeploymentBuilder, Switched
 from cotenant.backends.cpu import Cpu
 from cotenant.config import read_settings
 from cotenant.control.event_log import replay
@@ -270,6 +270,28 @@ def test_ensemble_target_is_split_over_its_steps(tmp_path: Path) -> None:
     assert {model.name: model.slo for model in deployment.problem.models} == {"identity": 2.0, "add": 2.0, "mean": 0.1}
     (application,) = deployment.problem.applications
     assert application.length(deployment.plan.split["diamond"]) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("broken", ["add", "diamond"])
+def test_reload_keeps_an_ensemble_whose_files_or_those_of_a_step_are_broken(tmp_path: Path, broken: str) -> None:
+    root = repository(tmp_path / "models")
+    prepared = builder(root)
+
+    async def main() -> tuple[Deployment, Switched]:
+        before = await prepared.build()
+        if broken == "diamond":
+            (root / "diamond" / "config.pbtxt").write_text(DIAMOND.replace("mean", "nobody"))
+        else:
+            (root / "add" / "1" / "model.onnx").write_bytes(b"half of a copy")
+        async with prepared.switched(prepared.settings, before) as switched:
+            return before, switched
+
+    before, (now, failures) = asyncio.run(main())
+    assert list(failures) == [broken]
+    assert {name: each.entry for name, each in now.offered.items()} == {
+        name: each.entry for name, each in before.offered.items()
+    }
+    assert now.plan.rates() == before.plan.rates() and now.plan.split.keys() == {"diamond"}
 
 
 def test_ensemble_with_settings_of_a_model_is_rejected(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
             source = watched.source
             source.counts["a"].add(3, refused=97)
             source.broken = {"c": "no such file"}
+            source.failures = {"b": "served as before, since it could not be loaded again: no ONNX model"}
             source.states = {0: "failed"}
             source.reload_error = "reload rejected: rate -1"
             source.file_errors = ("the event log has ended",)
@@ -172,6 +173,7 @@ def test_alarms_tell_what_is_wrong_the_worst_first() -> None:
                 ),
                 ("bad", "c is not served: no such file."),
                 ("bad", "Partition 0 of cpu-0 is failed: killed by SIGKILL."),
+                ("warn", "b is served as before, since it could not be loaded again: no ONNX model."),
                 ("warn", "Reload rejected: rate -1."),
                 ("warn", "The event log has ended."),
                 ("warn", "A is offered 9 requests/s more than fit."),

@@ -66,6 +66,8 @@ def _about_model(model: ModelView, state: str) -> Alarm | None:
         return Alarm(model.health, about, _missed(model, model.attainment, model.objective, model.slo))
     if model.health == "off" and state == "serving" and model.reason != "unloaded":
         return Alarm("bad", about, f"{model.name} is not served{_because(model.reason)}.")
+    if model.state == "READY" and model.reason:
+        return Alarm("warn", about, f"{model.name} is {model.reason}.")
     return None
 
 
