@@ -41,7 +41,7 @@ from cotenant.control.adaptation import (
     SolveStep,
 )
 from cotenant.control.controller_options import ControllerOptions
-from cotenant.control.controller_status import ControllerStatus, Decision, ModelState
+from cotenant.control.controller_status import ControllerStatus, Decision, ModelState, served_rates
 from cotenant.control.cooldown import Cooldown
 from cotenant.control.held_devices import HeldDevices
 from cotenant.control.lead_time import LeadTime
@@ -79,6 +79,7 @@ class Controller:
         self._plan: Plan | None = None
         self._planned: dict[str, float] = {}  # requests/s that the plan in force was made for, or found to serve
         self._sustained: dict[str, float] = {}
+        self._limits: dict[str, float] = {}  # beyond which to plan anew; more than is sustained where devices are short
         self._slowdowns: dict[str, float] = {}  # that the plan in force counts with
         self._short = ""
         self._watches = ModelWatches(self.options)
@@ -145,7 +146,8 @@ class Controller:
         self._watches.keep(rates.keys() | {name for name, rate in plan.rates().items() if rate})
         self._plan = plan
         self._planned = dict(rates)
-        self._sustained = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
+        self._sustained = served_rates(plan, rates, plan.rates())
+        self._limits = plan.rates() | {name: max(rate, plan.rate(name)) for name, rate in rates.items()}
         self._slowdowns = dict(adopted.slowdowns)
         self._targets |= adopted.targets
         self._short = ""
@@ -224,7 +226,7 @@ class Controller:
     def _exceeds(self, name: str, watch: ModelWatch, threshold: float) -> bool:
         """Tell whether more is offered of a model than the plan in force serves, or will be. threshold: log-likelihood
         ratio beyond which a rate has changed."""
-        limit, estimate = self._limit(name) * (1 + self.options.tolerance), watch.estimate
+        limit, estimate = self._limits.get(name, 0.0) * (1 + self.options.tolerance), watch.estimate
         beyond = max(watch.expected, watch.bursts.needed) > limit
         if estimate.before is None:
             return beyond or estimate.exceeds(limit, self.options.threshold)
@@ -232,10 +234,6 @@ class Controller:
         # where the rate has surely changed, whether it exceeds the plan needs no proof of its own, which takes longer.
         rose = estimate.rate > limit and estimate.rose(threshold, self.options.idle_rate)
         return beyond or rose or estimate.exceeds(limit, threshold)
-
-    def _limit(self, name: str) -> float:
-        """Return the requests/s up to which the plan in force serves a model, or was made for."""
-        return max(self._sustained.get(name, 0.0), self._planned.get(name, 0.0))
 
     @property
     def _cooldown_seconds(self) -> float:
@@ -377,8 +375,10 @@ class Controller:
     def _in_force(self, asked: Solve, solved: Solved, now: float) -> None:
         self._failures = 0
         self._planned = asked.rates | solved.rates
+        self._sustained = served_rates(solved.plan or asked.current, self._planned, solved.sustained)
         # What cannot be served is no reason to plan for it again and again.
-        self._sustained = {name: max(rate, solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()}
+        enough = self._planned | solved.sustained
+        self._limits = {name: max(rate, self._planned[name], enough[name]) for name, rate in asked.rates.items()}
         slowdowns = _slowdowns(asked, solved)
         if self._slowdowns != slowdowns or not solved.slowed:
             self._slowdowns = slowdowns
@@ -451,8 +451,8 @@ class Controller:
         self._decisions.append(Decision(time=now, action=action, reason=reason))
 
     def _describe_excess(self, name: str) -> str:
-        limit = self._limit(name)
-        return f"{self._watches[name].describe_excess(name, limit)}, and its plan sustains {show_rate(limit)}/s"
+        excess = self._watches[name].describe_excess(name, self._limits.get(name, 0.0))
+        return f"{excess}, and its plan sustains {show_rate(self._sustained.get(name, 0.0))}/s"
 
     def _describe_drift(self, name: str) -> str:
         return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as long as predicted"

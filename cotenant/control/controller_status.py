@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from cotenant.core.identity import DeviceId
+from cotenant.core.plan import Plan
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,3 +54,12 @@ def decisions_since(decisions: Sequence[Decision], last: Decision | None) -> lis
     """Return those of a controller's decisions that came after one, oldest first; None: all that it remembers."""
     fresh = itertools.takewhile(lambda decision: decision is not last, reversed(decisions))
     return list(fresh)[::-1]
+
+
+def served_rates(plan: Plan, rates: Mapping[str, float], sustained: Mapping[str, float]) -> dict[str, float]:
+    """Return up to which rates a plan serves each model, in requests/s: what it was made for, or sustains beyond that,
+    or less where it leaves some unserved. rates: that it was made for."""
+    return plan.rates() | {
+        name: plan.rate(name) if name in plan.unserved else max(rate, sustained.get(name, 0.0))
+        for name, rate in rates.items()
+    }

@@ -56,7 +56,8 @@ def test_controller_gets_what_the_settings_say(tmp_path: Path) -> None:
     adaptation = lifecycle._adaptation(settings, ProfileCorrections(), lambda: settings.planner)
     assert adaptation is not None
     assert (adaptation.controller.headroom, adaptation.controller.forecast) == (1.4, HoltWintersOptions())
-    assert lifecycle._adaptation(msgspec.structs.replace(settings, adapt=False), ProfileCorrections()) is None
+    fixed = msgspec.structs.replace(settings, adapt=False)
+    assert lifecycle._adaptation(fixed, ProfileCorrections(), lambda: fixed.planner) is None
 
 
 def test_port_in_use_is_an_error_before_anything_is_prepared(tmp_path: Path) -> None:

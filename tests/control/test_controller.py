@@ -389,6 +389,29 @@ def test_target_of_a_model_that_was_loaded_later_is_known() -> None:
     assert world.observe(100.0, 60, within=0.9) == []
 
 
+def test_plan_that_leaves_rates_unserved_is_not_said_to_sustain_them() -> None:
+    world = World()
+    short = msgspec.structs.replace(plan_of(1), unserved={"a": 200.0})
+    solve = world.solve(300.0)
+    world.answer(solve, short, SolveStep.KEEP, rates={"a": 300.0}, sustained={"a": 300.0}, short="a 200 of 300/s")
+    assert world.controller.status().models["a"].sustained == 100.0
+    assert world.observe(300.0, 20.0) == [], "nor is it made again and again"
+    assert "and its plan sustains 100/s" in world.solve(600.0).reason
+    world.tell(Adopted(plan=short, rates={"a": 300.0}))
+    assert world.controller.status().models["a"].sustained == 100.0
+    world.tell(Adopted(plan=plan_of(2), rates={"a": 150.0}))
+    assert world.controller.status().models["a"].sustained == 150.0
+
+
+def test_model_without_a_place_is_not_said_to_be_sustained() -> None:
+    world = World()
+    world.tell(Adopted(plan=plan_of(1), rates={"a": 100.0, "b": 1.0}))
+    solve = world.solve(150.0)
+    assert solve.rates["b"] == 1.0
+    world.answer(solve, plan_of(1), SolveStep.KEEP, rates={"a": 150.0, "b": 0.0}, sustained={"a": 160.0, "b": 0.0})
+    assert {name: model.sustained for name, model in world.controller.status().models.items()} == {"a": 160.0, "b": 0.0}
+
+
 def test_short_plan_is_made_anew_soon_after_rates_fall() -> None:
     world = World(cooldown=60.0, short_cooldown=10.0)
     assert world.answer(world.solve(300.0), plan_of(1), rates={"a": 300.0}, short="a 200 of 300/s") == []
