@@ -108,17 +108,22 @@ class StateFile:
         moved, self._path = path != self._path, path
         return moved
 
+    def misplaced(self, error: Exception) -> str:
+        """Hear why the place of the file is not known; return that in words."""
+        self._trouble(f"the state for a restart cannot be kept: {error}")
+        return self.problem
+
     def load(self, key: str) -> Learnt | None:
         """Return what was stored under a key; None where there is nothing. A broken file is put aside."""
-        if not self._path.exists():
-            return None
         try:
+            if not self._path.exists():
+                return None
             with contextlib.closing(self._connect()) as database:
                 if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone() is None:
                     return None  # a full disk left the file empty
                 row = database.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
             return None if row is None else _decode(row[0])
-        except sqlite3.OperationalError as error:  # locked, or not to be opened: the file may well be sound
+        except (sqlite3.OperationalError, OSError) as error:  # locked, or not to be opened: it may well be sound
             self._trouble(f"{self._path}: cannot read the state of the last run: {error}")
         except (sqlite3.DatabaseError, msgspec.DecodeError, ConfigError, TypeError) as error:
             broken = self._path.with_name(self._path.name + ".broken")
@@ -130,7 +135,7 @@ class StateFile:
     def corrections(self) -> dict[str, ProfileCorrection]:
         """Return the stored corrections of profiles, whatever the key. Call it after `load`, which puts a broken file
         aside."""
-        with contextlib.suppress(sqlite3.Error, msgspec.DecodeError):
+        with contextlib.suppress(sqlite3.Error, msgspec.DecodeError, OSError):
             if self._path.exists():
                 with contextlib.closing(self._connect()) as database:
                     row = database.execute("SELECT value FROM corrections").fetchone()
@@ -186,10 +191,15 @@ async def kept(
         learnt = current()
         if learnt is None:
             return
-        if path is not None and file.move(await asyncio.to_thread(path)):
+        try:
+            if path is not None and file.move(await asyncio.to_thread(path)):
+                stored = None
+            # Profiles that are refined change the key alone.
+            now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
+        except (OSError, RuntimeError) as error:  # such as a working directory that is gone, or links in a circle
             stored = None
-        # Profiles that are refined change the key alone.
-        now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
+            told(file.misplaced(error))
+            return
         if now != stored:
             await asyncio.to_thread(file.store, *now)
             told(file.problem)

@@ -154,6 +154,36 @@ def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypa
     asyncio.run(main())
 
 
+def test_state_whose_place_is_not_known_for_a_moment_is_kept_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the working directory, to which paths are relative, is being replaced."""
+    monkeypatch.setattr(server_state, "PERIOD", 0.001)
+    place, learnt = tmp_path / "state.sqlite", learnt_of(Plan(planner="none"))
+    told: list[str] = []
+
+    def path() -> Path:
+        if not told:
+            raise FileNotFoundError(2, "No such file or directory")
+        return place
+
+    async def main() -> None:
+        async with kept(StateFile(place), lambda: "a", lambda: learnt, told=told.append, path=path):
+            async with asyncio.timeout(60):
+                while len(told) < 2:
+                    await asyncio.sleep(0.001)
+        assert StateFile(place).load("a") == learnt
+        assert told == ["the state for a restart cannot be kept: [Errno 2] No such file or directory", ""]
+
+    asyncio.run(main())
+
+
+def test_state_with_an_impossible_name_is_said_and_stops_no_start() -> None:
+    file = StateFile(Path("x" * 300))
+    assert file.load("a") is None and file.corrections() == {}
+    assert "cannot read the state of the last run: [Errno 36] File name too long" in file.problem
+
+
 def test_state_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby may have to go on with the plan before the server that made it has looked again."""
     monkeypatch.setattr(server_state, "PERIOD", 1e6)
