@@ -122,6 +122,7 @@ def status_view(status: Status) -> RenderableType:
         nodes.insert(0, listed)
     starting = [Text(f"starting: {status.startup}")] if status.startup else []
     errors = [Text(error, style="red") for error in (status.reload_error, *status.file_errors) if error]
+    # With --watch what does not fit on the screen is cut off: what tells why things change comes first.
     return Group(
         *starting,
         *errors,
@@ -129,19 +130,19 @@ def status_view(status: Status) -> RenderableType:
         *notes,
         plan_bars(plan),
         workers,
-        *batches,
         *nodes,
-        Text(status.isolation),
         rollout,
-        rollouts,
-        *durations,
         *adaptation,
         *jobs,
+        rollouts,
+        *durations,
+        *batches,
+        Text(status.isolation),
     )
 
 
 def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:
-    """Draw what the controller does and why, what it knows of each model, and its last decisions."""
+    """Draw what the controller does and why, its last decisions, and what it knows of each model."""
     told = [Text(f"adaptation: {line}" if not number else line) for number, line in enumerate(status.sentences())]
     numbers = (">offered/s", ">planned/s", ">sustained/s", ">planned slowdown", ">observed / planned")
     models = table("adaptation", "model", *numbers, ">recent attainment")
@@ -150,4 +151,4 @@ def adaptation_view(status: AdaptationStatus) -> list[RenderableType]:
     decisions = table("last decisions", ">when", "decision", "reason")
     for decision in status.decisions[:SHOWN_DECISIONS]:
         decisions.add_row(*(escape(cell) for cell in decision.row()))
-    return [*told, models, *([decisions] if status.decisions else [])]
+    return [*told, *([decisions] if status.decisions else []), models]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from cotenant.app.solver import BackgroundSolver
 from cotenant.backends.cpu import Cpu
@@ -140,6 +141,14 @@ def test_server_plans_anew_for_a_rate_beyond_its_plan_and_loses_nothing(
                 ]
             shown = io.StringIO()
             Console(file=shown, width=250).print(status_view(status))
+            screen = io.StringIO()
+            with Live(
+                status_view(status),
+                console=Console(file=screen, width=150, height=25, force_terminal=True),
+                auto_refresh=False,
+            ) as live:
+                live.refresh()
+                assert "in force after" in screen.getvalue(), "--watch cuts off what does not fit on the screen"
             got: list[bytes] = []
             server.page.subscribe(got.append)()
             for text in (shown.getvalue(), b"".join(got).decode()):
