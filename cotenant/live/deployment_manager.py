@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+import msgspec
+
 from cotenant.control.revision import RolloutOutcome
 from cotenant.errors import (
     CotenantError,
@@ -80,6 +82,8 @@ class DeploymentManager:
             configs = {model: config for model, config in current.configs.items() if model != name}
             configs |= {} if given is None else {name: parse_json_config(given, name)}
             kept = kept_models(current, loaded_models(current) - {name})
+            # Its callers do not know that it is loaded again.
+            kept = msgspec.structs.replace(kept, rates=kept_models(current, loaded_models(current)).rates)
             deployment = await self._prepare(loaded, self._observer.samples(), configs, kept)
             for wanted in (name, *sorted(loaded & placed_models(current))):
                 if wanted in deployment.broken:

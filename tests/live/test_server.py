@@ -30,7 +30,7 @@ from cotenant.core.tensor import Tensor
 from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
 from cotenant.live import interference_observer, status_reporter
 from cotenant.live.control_driver import WorkerStatus
-from cotenant.live.deployment import Deployment, without_model
+from cotenant.live.deployment import Deployment, KeptModels, without_model
 from cotenant.live.grpc import GrpcServer
 from cotenant.live.http import HttpServer
 from cotenant.live.metrics import render
@@ -282,6 +282,31 @@ def test_model_while_it_is_loaded_again_is_ready(tmp_path: Path) -> None:
             [("identity", "READY"), ("lookup", "READY")],
             [("identity", "READY"), ("lookup", "LOADING")],
         ]
+
+    run(main())
+
+
+def test_model_that_is_loaded_again_is_planned_for_the_rate_that_it_is_asked_for(tmp_path: Path) -> None:
+    root, rates = repository(tmp_path), []
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: KeptModels) -> Deployment:
+        assert kept.models.keys() == set(wanted) - {"identity"}
+        rates.append(kept.rates)
+        return sample_deployment(root, tuple(sorted(wanted)))
+
+    async def main() -> None:
+        given = sample_deployment(root)
+        problem = msgspec.structs.replace(given.problem, rates={"identity": 70.0, "lookup": 5.0})
+        server = Server(msgspec.structs.replace(given, problem=problem), Cpu(), prepare)
+        try:
+            await server.start()
+            await server.load("identity", {})
+            await server.unload("identity", {})
+            await server.load("identity", {})
+        finally:
+            await server.stop(1.0)
+        default = given.problem.rates["lookup"]
+        assert rates == [{"identity": 70.0, "lookup": 5.0}, {"lookup": default}], "one that was unloaded has none"
 
     run(main())
 
