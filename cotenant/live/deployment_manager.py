@@ -106,9 +106,6 @@ class DeploymentManager:
         parameters: `unload_dependents` takes out the models of an ensemble, too, that no other ensemble needs.
         """
         _unload_parameters(name, parameters)
-        _, desired = self._rollouts.desired
-        if name not in desired.offered:
-            return
 
         async def without(current: Deployment) -> Deployment:
             leaving = [name, *(dependents(current, name) if parameters.get("unload_dependents") else ())]
@@ -117,7 +114,8 @@ class DeploymentManager:
             return current
 
         async with self._transition("unload", name):
-            await self._change(without, f"unload of {name}")
+            if name in self._rollouts.desired[1].offered:  # it may only now have been loaded
+                await self._change(without, f"unload of {name}")
 
     async def change(self, changed: Callable[[Deployment], Awaitable[Deployment]], reason: str) -> None:
         """Apply a change to the deployment in force, in turn with loads and unloads. Raises CotenantError, with nothing

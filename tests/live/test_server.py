@@ -286,6 +286,33 @@ def test_model_while_it_is_loaded_again_is_ready(tmp_path: Path) -> None:
     run(main())
 
 
+def test_unload_of_a_model_that_is_being_loaded_comes_after_the_load(tmp_path: Path) -> None:
+    root, may, loads = repository(tmp_path), asyncio.Event(), asyncio.Event()
+
+    async def prepare(wanted: Collection[str], seen: Sequence[Sample], configs: object, kept: object) -> Deployment:
+        loads.set()
+        await may.wait()
+        return sample_deployment(root, tuple(sorted(wanted)))
+
+    async def main() -> None:
+        server = Server(sample_deployment(root, ("identity",)), Cpu(), prepare)
+        try:
+            await server.start()
+            load = asyncio.create_task(server.load("lookup", {}))
+            await loads.wait()
+            unload = asyncio.create_task(server.unload("lookup", {}))
+            await asyncio.sleep(0)
+            may.set()
+            await asyncio.gather(load, unload)
+            assert not server.model_ready("lookup") and server.model_ready("identity")
+            await server.unload("nobody", {})
+            assert {entry.name for entry in server.index()} == {"identity", "lookup", "broken"}
+        finally:
+            await server.stop(1.0)
+
+    run(main())
+
+
 def test_model_that_is_loaded_again_is_planned_for_the_rate_that_it_is_asked_for(tmp_path: Path) -> None:
     root, rates = repository(tmp_path), []
 
