@@ -19,6 +19,8 @@ from cotenant.profiling.pace import ProfilingPace
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 console = Console()
 if not console.is_terminal and "COLUMNS" not in os.environ:
     console.width = 150  # not a terminal: wide enough for all columns
@@ -53,6 +55,17 @@ def show_json(value: object) -> None:
     console.file.flush()  # the parent process may wait for it
 
 
+@contextmanager
+def only_told() -> Iterator[None]:
+    """Print within what a program that serves may as well leave out: where nobody reads its output any more, or a disk
+    is full, it goes on."""
+    try:
+        yield
+    except (OSError, SystemExit) as error:  # Rich ends a program whose pipe is broken
+        reason = error if isinstance(error, OSError) else "the pipe is broken"
+        logger.warning("what is printed here is lost: %s", reason)
+
+
 class StepProgress:
     """Show a bar for each part of a long run, from its first step on; where there is no terminal, a line."""
 
@@ -83,7 +96,8 @@ class ProfileProgress:
         self._pace = ProfilingPace()
 
     def __call__(self, model: str, done: int, total: int, number: int = 1, count: int = 1) -> None:
-        self._steps.show(model, done, total, self._pace(model, done, total, number, count))
+        with only_told():
+            self._steps.show(model, done, total, self._pace(model, done, total, number, count))
 
 
 @contextmanager

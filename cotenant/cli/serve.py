@@ -39,7 +39,7 @@ from cotenant.cli.options import (
     SettingsFile,
     StateFileOption,
 )
-from cotenant.cli.output import aside, console, print_labelled, profile_progress, set_up_log, show_json
+from cotenant.cli.output import aside, console, only_told, print_labelled, profile_progress, set_up_log, show_json
 from cotenant.cli.plan import split_table, warn_estimates
 from cotenant.config import Settings
 from cotenant.config.settings import models_to_load
@@ -109,7 +109,8 @@ async def run(read: Callable[[], Settings], *, json: bool) -> None:
 
         def on_reload(current: Settings) -> None:
             set_up_log(current.log_level, current.log_format, access=current.access_log)
-            show_reloaded(server.deployment, json=json)
+            with only_told():
+                show_reloaded(server.deployment, json=json)
 
         async with AsyncExitStack() as stack:
             with profile_progress() as progress:

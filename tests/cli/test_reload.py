@@ -70,3 +70,14 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
         assert server.works()
         file.write_text(first.replace("rate = 20", "rate = 1e7"))
         assert program(*command).err.startswith("configuration reloaded\nunserved, requests/s: identity 99")
+
+
+def test_server_whose_output_nobody_reads_any_more_serves_on(program: Program, folder: Path) -> None:
+    """As of one whose log goes to a program that has ended."""
+    with serving(folder) as server:
+        assert server.process.stdout is not None and server.process.stderr is not None
+        server.process.stdout.close()
+        server.process.stderr.close()
+        for _ in range(2):
+            assert program("reload", "--address", server.address).code == 0
+        assert server.works()
