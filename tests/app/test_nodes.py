@@ -171,7 +171,13 @@ def test_node_that_is_killed_under_load_costs_no_request(folder: Path, start: Ca
         assert status.nodes[0].round_trip > 0
 
 
-@pytest.mark.parametrize("starting", [False, True], ids=["while it serves", "while the first plan is made"])
+@pytest.mark.parametrize(
+    "starting",
+    [
+        pytest.param(False, id="while it serves"),
+        pytest.param(True, id="while the first plan is made", marks=pytest.mark.slow),
+    ],
+)
 def test_node_that_answers_late_joins(
     folder: Path, start: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch, *, starting: bool
 ) -> None:

@@ -33,6 +33,7 @@ def test_capacity_of_a_plan_is_shown_drawn_and_printed(program: Program, folder:
     assert max(kept) == pytest.approx(it["multiple"])
 
 
+@pytest.mark.slow
 def test_capacity_with_growth_takes_the_cheapest_kind(
     program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,7 @@ def test_gpu_check_without_a_gpu_names_the_alternative(check: Callable[..., Path
         check("--backend", "green")
 
 
+@pytest.mark.slow
 def test_gpu_check_targets_are_loosened_until_time_sharing_meets_them(quick: None) -> None:
     """A batch of `slow` takes longer than all the time that `quick` has."""
 

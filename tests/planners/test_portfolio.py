@@ -54,6 +54,7 @@ def test_portfolio_is_never_behind_a_planner_and_none_beats_its_bound(problem: P
             assert least_served_fraction(best, problem) >= fraction * (1 - 1e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, derandomize=True, phases=UNSHRUNK)
 @given(problem=problems())
 def test_portfolio_serves_the_largest_multiple_of_all_planners_within_its_bound(problem: Problem) -> None:

@@ -69,6 +69,7 @@ def test_summaries_have_means_and_intervals_over_seeds() -> None:
     assert [(each.planner, each.problem) for each in summarise(rows)] == [("good", "p"), ("bad", "p")]
 
 
+@pytest.mark.slow
 def test_measurement_of_a_planner_has_its_bound_its_misses_and_its_churn() -> None:
     ours, alone = measure(task("geometry")), measure(task("max"))
     assert ours.error == alone.error == ""
@@ -92,6 +93,7 @@ def test_bound_of_a_measurement_counts_the_least_interference() -> None:
     assert made.bound == made.value == 5
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("seed", [0, 1])
 def test_geometry_plans_unlimited_devices_that_slow_each_other_much(seed: int) -> None:

@@ -96,6 +96,7 @@ def test_what_if_unknown_planner_is_rejected() -> None:
         asked("planner=best")
 
 
+@pytest.mark.slow
 def test_run_scenario_without_a_plan_plans_and_simulates() -> None:
     given = run_scenario(ScenarioTask(label="now", question=QUESTION, plan=PLAN, seconds=5.0, seed=0))
     assert given.plan == PLAN

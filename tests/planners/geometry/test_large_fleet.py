@@ -232,6 +232,7 @@ def test_model_left_unserved_costs_far_more_than_the_devices_that_serve_it() -> 
     assert large_fleet._unserved_cost(context) > 10 * 4000.0
 
 
+@pytest.mark.slow
 def test_largest_rates_of_many_models_on_few_devices_are_near_the_bound() -> None:
     """Ruin and recreate alone reaches three quarters, in five times the work."""
     rng = np.random.default_rng(0)

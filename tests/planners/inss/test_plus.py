@@ -71,6 +71,7 @@ def test_plan_of_the_geometry_planner_keeps_what_ended_its_search() -> None:
     assert made.provenance.ended_by in {"work", "proof"}
 
 
+@pytest.mark.slow
 def test_plan_in_force_stays_while_batches_serve_the_rates(policy: Policy) -> None:
     problem = in_force(policy, (300.0, 300.0, 100.0), (290.0, 280.0, 110.0))
     made = plan(problem)
