@@ -134,13 +134,13 @@ class DeploymentBuilder:
         places = {(each.model_repository, each.remote_repository) for each in (self._settings, settings)}
         served = loaded_models(current) if len(places) == 1 else set()
         failed: dict[str, str] = {}
-        while more := {
+        while broken := {
             name: why
             for name, why in deployment.broken.items()
             if name in served and name not in failed and why != NOT_LOADED
         }:
-            # An ensemble may be broken for its models' sake alone.
-            failed |= {name: why for name, why in more.items() if current.offered[name].ensemble is None} or more
+            models = {name: why for name, why in broken.items() if current.offered[name].ensemble is None}
+            failed |= models or broken  # an ensemble may be broken for its models' sake alone
             deployment = await other.build(settings.load_models, kept=other._as_served(current, failed, kept))
         yield Switched(deployment, {name: why for name, why in failed.items() if name in deployment.offered})
         self._settings, self._given = other._settings, other._given

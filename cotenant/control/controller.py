@@ -377,8 +377,9 @@ class Controller:
         self._planned = asked.rates | solved.rates
         self._sustained = served_rates(solved.plan or asked.current, self._planned, solved.sustained)
         # What cannot be served is no reason to plan for it again and again.
-        enough = self._planned | solved.sustained
-        self._limits = {name: max(rate, self._planned[name], enough[name]) for name, rate in asked.rates.items()}
+        self._limits = {
+            name: max(rate, self._planned[name], solved.sustained.get(name, 0.0)) for name, rate in asked.rates.items()
+        }
         slowdowns = _slowdowns(asked, solved)
         if self._slowdowns != slowdowns or not solved.slowed:
             self._slowdowns = slowdowns

@@ -78,12 +78,12 @@ class DeploymentManager:
         given = _config_parameter(name, parameters)
 
         async def with_model(current: Deployment) -> Deployment:
-            loaded = loaded_models(current, name) | {name}
+            served, loaded = loaded_models(current), loaded_models(current, name) | {name}
             configs = {model: config for model, config in current.configs.items() if model != name}
             configs |= {} if given is None else {name: parse_json_config(given, name)}
-            kept = kept_models(current, loaded_models(current) - {name})
-            # Its callers do not know that it is loaded again.
-            kept = msgspec.structs.replace(kept, rates=kept_models(current, loaded_models(current)).rates)
+            # Its callers do not know that it is loaded again, and go on asking.
+            rates = kept_models(current, served).rates
+            kept = msgspec.structs.replace(kept_models(current, served - {name}), rates=rates)
             deployment = await self._prepare(loaded, self._observer.samples(), configs, kept)
             for wanted in (name, *sorted(loaded & placed_models(current))):
                 if wanted in deployment.broken:

@@ -264,7 +264,7 @@ class Cluster:
 FATES = st.sampled_from(["ready", "ready", "ready", "pending", "stuck", "ended"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(data=st.data(), policy=st.sampled_from([GreedyScaling, LeastCostScaling]))
 def test_any_sequence_stays_within_the_fleet_and_keeps_a_last_instance(
     data: st.DataObject, policy: type[GreedyScaling] | type[LeastCostScaling]

@@ -28,9 +28,10 @@ PREDICTORS: dict[str, Interference] = {
     "interference",
     [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name == "linear")) for name, each in PREDICTORS.items()],
 )
-def test_no_plan_beats_the_bound_at_the_least_interference(interference: Interference) -> None:
+@pytest.mark.parametrize("problems", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_no_plan_beats_the_bound_at_the_least_interference(interference: Interference, problems: int) -> None:
     tighter = 0
-    for seed in range(3):
+    for seed in range(problems):
         problem = msgspec.structs.replace(tiny(seed, 4), interference=interference, objective="rate", time_limit=0.2)
         bound, without = geometry.bound_with_interference(problem), geometry.bound(problem)
         assert bound is not None and without is not None
