@@ -33,6 +33,7 @@ from cotenant.planning.pipeline import plan as plan_problem
 from cotenant.planning.plan_scores import part_in_time, sustained_rates
 
 ENOUGH_IN_TIME = 0.99  # of what is offered, with batches that vary, from which on no other plan is looked for
+PARTS_OF_THE_REST = (1.0, 0.8, 0.6, 0.4)  # of what all devices serve of the rates asked for, tried beside those offered
 
 TOO_SLOW = "batches are too slow for every target; answers are late until other programs leave more"
 
@@ -131,8 +132,9 @@ class Replanner:
 
     def _with_headroom(self, problem: Problem, solve: Solve) -> tuple[Problem, Plan]:
         """Return a plan for the rates that are asked for; where that leaves some unserved, one for as much of them as
-        all devices serve, or, with one device or where that is too little, one for the rates offered now, with what
-        nobody asks for now as far as there is room. With it the problem that it solves.
+        all devices serve, but of none less than is offered now; or, with one device or where there is no such plan,
+        one for the rates offered now, with what nobody asks for now as far as there is room. With it the problem that
+        it solves.
 
         To find out that a plan is impossible takes longest. So none is searched for where the relaxation tells, and the
         plan for less comes first where batches have become slower, since then even that may be impossible.
@@ -148,33 +150,40 @@ class Replanner:
             return problem, larger
         if larger is not None and not larger.unserved and not solve.bursts and solve.cause is not Cause.SLO:
             return problem, larger
-        # On one device the plan for less has all of it, too, and takes a fraction of the time.
-        if (solve.bursts or len(solve.devices) > 1) and (
-            filled := self._spread(problem, larger, offered, solve)
-        ) is not None:
-            return filled
         if larger is not None and not larger.unserved:
-            return problem, larger
+            return self._spread(problem, larger, solve) or (problem, larger)
+        # On one device the plan for less has all of it, too, and takes a fraction of the time.
+        if solve.bursts or len(solve.devices) > 1:
+            filled = self._filled(problem, solve)
+            between = at_scale(problem, min(1.0, filled.scale))
+            if not _lacks(between, offered):
+                return between, _at(filled, between)
+            smaller = smaller or self._plan(least, solve)
+            if not smaller.unserved and (beside := self._beside(between, offered, solve)) is not None:
+                return beside
         return _with_idle(smaller or self._plan(least, solve), least, problem)
 
-    def _spread(
-        self, problem: Problem, larger: Plan | None, offered: Mapping[str, float], solve: Solve
-    ) -> tuple[Problem, Plan] | None:
+    def _spread(self, problem: Problem, larger: Plan, solve: Solve) -> tuple[Problem, Plan] | None:
         """Return a plan that gives all of its devices to the rates in proportion, and the problem that it solves: the
-        devices of `larger`, and where an SLO is missed no fewer than now, or all where that serves too little; None
-        where it is no better."""
-        enough = larger is not None and not larger.unserved
-        if enough and larger:
-            devices = Counter(_counts(larger))
-            if solve.cause is Cause.SLO:
-                devices |= Counter(_counts(solve.current))
-            filled = self._filled(with_devices(problem, devices), solve)
-        else:
-            filled = self._filled(problem, solve)
-        between = at_scale(problem, min(1.0, filled.scale))
-        if any(between.rates[name] < (problem.rates if enough else offered)[name] for name in offered):
-            return None
-        return between, without_proof(rescaled_plan(filled, without_applications(between, filled.split)))
+        devices of `larger`, and where an SLO is missed no fewer than now. None where it serves less."""
+        devices = Counter(_counts(larger))
+        if solve.cause is Cause.SLO:
+            devices |= Counter(_counts(solve.current))
+        filled = self._filled(with_devices(problem, devices), solve)
+        return None if filled.scale < 1.0 else (problem, _at(filled, problem))
+
+    def _beside(self, problem: Problem, offered: Mapping[str, float], solve: Solve) -> tuple[Problem, Plan] | None:
+        """Return a plan for the rates that are offered, and as large a part of the problem's as fits beside them, and
+        the problem that it solves; None where less than all that is offered is served. Those whose rates have not
+        risen yet are asked for a moment later where bursts come together, and devices that bursts need are not given
+        back in one of them."""
+        for part in PARTS_OF_THE_REST:
+            rates = {name: max(offered[name], part * rate) for name, rate in problem.rates.items()}
+            beside = at_rates(problem, rates)
+            filled = self._filled(beside, solve)
+            if filled.scale >= 1.0:
+                return beside, _at(filled, beside)
+        return None
 
     def _in_place(self, problem: Problem, solve: Solve) -> Answer | None:
         """Return the plan in force where it serves the rates, perhaps with other batches; None where it does not."""
@@ -222,6 +231,15 @@ def with_devices(problem: Problem, counts: Mapping[str, int]) -> Problem:
     """Return the problem with so many devices of each kind, and without the kinds of which there are none."""
     fleet = [msgspec.structs.replace(kind, count=counts[kind.name]) for kind in problem.fleet if counts.get(kind.name)]
     return msgspec.structs.replace(problem, fleet=tuple(fleet))
+
+
+def _at(filled: Plan, problem: Problem) -> Plan:
+    """Return a plan for a multiple of the problem's rates at these rates."""
+    return without_proof(rescaled_plan(filled, without_applications(problem, filled.split)))
+
+
+def _lacks(problem: Problem, offered: Mapping[str, float]) -> bool:
+    return any(problem.rates[name] < rate for name, rate in offered.items())
 
 
 def _with_idle(plan: Plan, problem: Problem, asked: Problem) -> tuple[Problem, Plan]:
