@@ -82,6 +82,7 @@ class Controller:
         self._limits: dict[str, float] = {}  # beyond which to plan anew; more than is sustained where devices are short
         self._slowdowns: dict[str, float] = {}  # that the plan in force counts with
         self._short = ""
+        self._unmet = 0.0  # when more was offered than the plan in force sustains, or that plan came into force
         self._watches = ModelWatches(self.options)
         self._cooldown = Cooldown(self.options.cooldown, self.options.longest_cooldown)
         self._lead = LeadTime(self.options.lead, max([offer.launch_seconds for offer in offers], default=0.0))
@@ -129,6 +130,8 @@ class Controller:
         # What is planned now has to do until the plan after it is in force.
         horizon = Horizon(ahead=self._lead.total + self._lead.plan, since=now - self._cooldown_seconds)
         self._watches.observe(seen, self._planned, horizon, now)
+        if any(watch.estimate.rate > self._sustained.get(name, 0.0) for name, watch in self._watches):
+            self._unmet = now
 
     def _corrected(self, seen: Observed, now: float) -> list[CorrectProfile]:
         """Return corrections of profiles that batches do not keep to, with nothing else to blame."""
@@ -200,8 +203,9 @@ class Controller:
         machine = self._watches.machine
         if machine.drifted and (machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
             return Need(Cause.LATENCY, f"batches of all models take {machine.ratio:.2g} × as long as predicted")
-        if drifted := [name for name, watch in self._watches if watch.slowdown.drifted and self._drift_matters(name)]:
-            return Need(Cause.LATENCY, "; ".join(map(self._describe_drift, drifted)))
+        if drifted := self._watches.drifted(self._slowdowns):
+            why = (f"batches of {name} take {ratio:.2g} × as long as predicted" for name, ratio in drifted.items())
+            return Need(Cause.LATENCY, "; ".join(why))
         missed = [name for name, watch in self._watches if watch.attainment.missed(self._targets.get(name, 0.99))]
         if missed and not self._short:
             # A plan is made anyway: those that fall short of their targets, be it by chance, get more as well.
@@ -250,16 +254,14 @@ class Controller:
         served = self._plan.rates().keys() | self._plan.split.keys()
         return {name: slowdown for name, slowdown in doubtful.items() if name not in served}
 
-    def _drift_matters(self, name: str) -> bool:
-        """A plan that counts with no slowdown cannot be wrong by batches that are faster."""
-        return self._watches[name].slowdown.ratio > 1.0 or self._slowdowns.get(name, 1.0) > 1.0
-
     def _could_save(self, now: float) -> bool:
         """Whether fewer devices might do, or what is left unserved might now be served."""
         assert self._plan is not None
         short = self._short or self._plan.unserved
         if self._plan.devices_used <= 1 and self._plan.cost_per_hour is None and not short:
             return False
+        if self._short and self._plan.unserved and now - self._unmet >= self.options.short_cooldown:
+            return True  # what is offered is served by now, and some models were left little for it
         planned = {name: rate for name, rate in self._planned.items() if rate > self.options.idle_rate}
         since = now - (self.options.short_cooldown if self._short else self._cooldown_seconds)
         peaks = {name: self._peak(name, since) for name in planned}
@@ -374,6 +376,7 @@ class Controller:
 
     def _in_force(self, asked: Solve, solved: Solved, now: float) -> None:
         self._failures = 0
+        self._unmet = now
         self._planned = asked.rates | solved.rates
         self._sustained = served_rates(solved.plan or asked.current, self._planned, solved.sustained)
         # What cannot be served is no reason to plan for it again and again.
@@ -454,9 +457,6 @@ class Controller:
     def _describe_excess(self, name: str) -> str:
         excess = self._watches[name].describe_excess(name, self._limits.get(name, 0.0))
         return f"{excess}, and its plan sustains {show_rate(self._sustained.get(name, 0.0))}/s"
-
-    def _describe_drift(self, name: str) -> str:
-        return f"batches of {name} take {self._watches[name].slowdown.ratio:.2g} × as long as predicted"
 
     def status(self) -> ControllerStatus:
         """Return what it knows and what it is at."""

@@ -84,6 +84,13 @@ class ModelWatches:
         ratio = watch.slowdown.shrunk_ratio(self.machine.shrunk_ratio(1.0))
         return ratio if abs(ratio - 1.0) > self._options.slowdowns.tolerance / 2 else 1.0
 
+    def drifted(self, slowdowns: Mapping[str, float]) -> dict[str, float]:
+        """Return the models whose batches take longer than predicted, or no longer as long as they did, and how many
+        times as long. slowdowns: that the plan in force counts with; one that counts with none cannot be wrong by
+        batches that are faster."""
+        ratios = {name: watch.slowdown.ratio for name, watch in self if watch.slowdown.drifted}
+        return {name: ratio for name, ratio in ratios.items() if ratio > 1.0 or slowdowns.get(name, 1.0) > 1.0}
+
     def doubtful(self, slowdowns: Mapping[str, float]) -> dict[str, float]:
         """Return the models that requests come for, of which no batch has run for long, and that would be slower than
         those that run, each with the slowdown of the slowest of these. slowdowns: that the plan in force counts

@@ -180,8 +180,7 @@ class Replanner:
         for part in PARTS_OF_THE_REST:
             rates = {name: max(offered[name], part * rate) for name, rate in problem.rates.items()}
             beside = at_rates(problem, rates)
-            filled = self._filled(beside, solve)
-            if filled.scale >= 1.0:
+            if _may_serve(beside) and (filled := self._filled(beside, solve)).scale >= 1.0:
                 return beside, _at(filled, beside)
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cotenant.control.adaptation import (
     Acquire,
     Adopted,
@@ -58,3 +60,20 @@ def test_device_that_comes_after_its_burst_is_kept_for_the_next_one() -> None:
     (again,) = world.tell(DevicesFound(GPU[2:3]))
     assert isinstance(again, Solve)
     assert again.rates["a"] > 350.0
+
+
+def test_plan_that_left_some_of_a_burst_unserved_is_made_anew_once_the_burst_is_over() -> None:
+    """It gave a model that bursts what others need a moment later, which is in no proportion to their bursts."""
+    world = World(plan_of(2, 40.0), devices=2)
+    bursts(world, 20)
+    solve = world.solve(400.0, 10.0)
+    short = msgspec.structs.replace(plan_of(2, 300.0), unserved={"a": 100.0})
+    (roll,) = world.answer(solve, short, sustained={"a": 300.0}, short="a 100 of 400/s", devices={})
+    assert world.rolled(roll) == []
+    assert world.observe(400.0, 3.0) == []
+    since = world.now
+    again = world.solve(0.0, 30.0)
+    assert 10.0 <= world.now - since < 15.0
+    assert again.cause is Cause.SAVING
+    assert world.answer(again, plan_of(2, 300.0), sustained={"a": 300.0}) == []
+    assert world.observe(0.0, 60.0) == [], "nothing is short any more"

@@ -317,6 +317,35 @@ def test_bursts_are_planned_for_as_far_as_the_devices_go() -> None:
     assert all(solved.rates[name] < asked[name] for name in asked)
 
 
+@pytest.mark.parametrize("bursts", [True, False])
+def test_one_model_that_bursts_beyond_its_need_leaves_the_others_most_of_theirs(bursts: bool) -> None:
+    """All four devices serve what each model needs for its bursts, and one bursts higher. A plan for what is offered
+    now took three devices, of which the fourth was given back, and left the other model nothing for its bursts."""
+    needed = most_of_all_devices()
+    asked = {"a": 1.3 * needed["a"], "b": needed["b"]}
+    solved = solve(asked, current(devices=4), FOUR, offered={"a": asked["a"], "b": 1.0}, bursts=bursts)
+    assert solved.plan is not None and solved.short == ""
+    assert solved.rates["a"] == pytest.approx(asked["a"])
+    assert 0.6 * needed["b"] < solved.rates["b"] < needed["b"]
+    assert solved.devices == {"k": 4}
+    assert attains(solved.plan, at_rates(PROBLEM, solved.rates))
+
+
+def test_burst_that_takes_all_devices_leaves_nothing_to_others() -> None:
+    needed = most_of_all_devices()
+    offered = {"a": 3.0 * needed["a"], "b": 1.0}
+    solved = solve(offered | {"b": needed["b"]}, current(devices=4), FOUR, offered=offered, bursts=True)
+    assert solved.plan is not None and solved.short.startswith("the devices that are there leave unserved: a ")
+    assert solved.rates == pytest.approx(offered)
+
+
+def most_of_all_devices() -> dict[str, float]:
+    """The rates in the proportion of RATES that four devices serve."""
+    filled = solve({}, current(devices=4), FOUR, fill=True).plan
+    assert filled is not None
+    return filled.rates()
+
+
 def test_devices_that_bursts_need_give_all_that_they_have() -> None:
     """Rates that take little more than one device: the second gives its room to all."""
     most = solve(RATES, current(), FOUR[:1], step=SolveStep.REPLAN).sustained
