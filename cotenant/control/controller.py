@@ -204,8 +204,8 @@ class Controller:
         if machine.drifted and (machine.ratio > 1.0 or any(s > 1.0 for s in self._slowdowns.values())):
             return Need(Cause.LATENCY, f"batches of all models take {machine.ratio:.2g} × as long as predicted")
         if drifted := self._watches.drifted(self._slowdowns):
-            why = (f"batches of {name} take {ratio:.2g} × as long as predicted" for name, ratio in drifted.items())
-            return Need(Cause.LATENCY, "; ".join(why))
+            each = (f"batches of {name} take {ratio:.2g} × as long as predicted" for name, ratio in drifted.items())
+            return Need(Cause.LATENCY, "; ".join(each))
         missed = [name for name, watch in self._watches if watch.attainment.missed(self._targets.get(name, 0.99))]
         if missed and not self._short:
             # A plan is made anyway: those that fall short of their targets, be it by chance, get more as well.
