@@ -148,10 +148,9 @@ class Replanner:
         larger = self._plan(problem, solve) if offered == problem.rates or _may_serve(problem) else None
         if larger is not None and offered == problem.rates:
             return problem, larger
-        if larger is not None and not larger.unserved and not solve.bursts and solve.cause is not Cause.SLO:
-            return problem, larger
         if larger is not None and not larger.unserved:
-            return self._spread(problem, larger, solve) or (problem, larger)
+            spread = solve.bursts or solve.cause is Cause.SLO
+            return (self._spread(problem, larger, solve) if spread else None) or (problem, larger)
         # On one device the plan for less has all of it, too, and takes a fraction of the time.
         if solve.bursts or len(solve.devices) > 1:
             filled = self._filled(problem, solve)
