@@ -232,6 +232,7 @@ def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextMan
         builder.corrections,
         told=server.stored,
         path=lambda: state_path(builder.settings),
+        shared=builder.settings.cluster.lease is not None,  # one that was frozen would keep the next from its state
     )
 
 

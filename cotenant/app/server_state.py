@@ -3,19 +3,22 @@ much profiles turned out wrong.
 
 Rows of an SQLite file. The plan's has a key that says what it depends on: with other models, profiles or settings there
 is nothing to restore. Corrections name the profile that they are of. A file that is broken, or cannot be written, costs
-no more than what it would have held.
+no more than what it would have held. A server that writes one holds a lock beside it, and another keeps none there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -102,11 +105,48 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.problem = ""
         self._path = path
+        self._lock: BinaryIO | None = None
+        self._claiming = threading.Lock()
 
     def move(self, path: Path) -> bool:
-        """Load and store at this place from now on; return whether it is another one."""
-        moved, self._path = path != self._path, path
-        return moved
+        """Load and store at this place from now on; return whether it is another one, which is to be claimed anew."""
+        if path == self._path:
+            return False
+        self.release()
+        self._path = path
+        return True
+
+    def claim(self) -> bool:
+        """Take the file for this server until `release`, or its end however that comes; return False, with `problem`,
+        while another server has it."""
+        with self._claiming:
+            if self._lock is not None:
+                return True
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.ExitStack() as opened:
+                    # Beside the file, which may be put aside. It stays: another may have opened it, to lock it next.
+                    lock = opened.enter_context(self._path.with_name(f"{self._path.name}.lock").open("ab"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    opened.pop_all()
+            except BlockingIOError:
+                self._trouble(
+                    f"another server keeps its state in {self._path}, so this one keeps none; give it a file of its "
+                    "own (`state` in the settings, or --state)"
+                )
+                return False
+            except OSError as error:
+                self._trouble(f"the state for a restart cannot be kept in {self._path}: {error}")
+                return False
+            self._lock = lock
+            return True
+
+    def release(self) -> None:
+        """Let another server have the file."""
+        with self._claiming:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def misplaced(self, error: Exception) -> str:
         """Hear why the place of the file is not known; return that in words."""
@@ -177,12 +217,13 @@ async def kept(
     corrections: ProfileCorrections | None = None,
     told: Callable[[str], None] = lambda problem: None,
     path: Callable[[], Path] | None = None,
+    shared: bool = False,
 ) -> AsyncIterator[None]:
     """Within the block, store what has changed at its beginning, now and then, and at its end.
 
     key: returns that of `state_key`; called in a thread. current: returns what is to be kept; None where there is
     nothing. told: after each attempt, why it failed; empty where it did not. path: returns the place of the file, which
-    a reload may change; called in a thread.
+    a reload may change; called in a thread. shared: something else sees to it that one server at a time uses the file.
     """
     stored: tuple[str, Learnt, dict[str, ProfileCorrection]] | None = None
 
@@ -194,6 +235,9 @@ async def kept(
         try:
             if path is not None and file.move(await asyncio.to_thread(path)):
                 stored = None
+            if not shared and not await asyncio.to_thread(file.claim):
+                told(file.problem)
+                return
             # Profiles that are refined change the key alone.
             now = await asyncio.to_thread(key), learnt, {} if corrections is None else dict(corrections.known)
         except (OSError, RuntimeError) as error:  # such as a working directory that is gone, or links in a circle
@@ -216,7 +260,10 @@ async def kept(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await store()
+        try:
+            await store()
+        finally:
+            file.release()
 
 
 def _encode(learnt: Learnt) -> str:

@@ -6,6 +6,9 @@ import io
 import logging
 import shutil
 import sqlite3
+import subprocess
+import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -134,6 +137,77 @@ def test_state_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytes
         file.store("a", learnt_of(Plan(planner="none")))
     assert file.problem.startswith(f"the state for a restart cannot be kept in {tmp_path}/file/state.sqlite: ")
     assert len(caplog.records) == 1
+
+
+def may_claim(path: Path) -> bool:
+    file = StateFile(path)
+    try:
+        return file.claim()
+    finally:
+        file.release()
+
+
+def test_second_server_keeps_no_state_in_the_file_of_a_living_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_state, "PERIOD", 0.001)
+    path = tmp_path / "new" / "state.sqlite"
+    first, second = learnt_of(Plan(planner="first")), learnt_of(Plan(planner="second"))
+    told: list[str] = []
+
+    async def until(stored: Learnt) -> None:
+        async with asyncio.timeout(60):
+            while StateFile(path).load("a") != stored:
+                await asyncio.sleep(0.001)
+
+    async def main() -> None:
+        async with AsyncExitStack() as ends_later:
+            async with kept(StateFile(path), lambda: "a", lambda: first):
+                await until(first)
+                await ends_later.enter_async_context(
+                    kept(StateFile(path), lambda: "a", lambda: second, told=told.append)
+                )
+                while len(told) < 3:
+                    await asyncio.sleep(0.001)
+                assert StateFile(path).load("a") == first
+                assert set(told) == {
+                    f"another server keeps its state in {path}, so this one keeps none; give it a file of its own "
+                    "(`state` in the settings, or --state)"
+                }
+            await until(second)  # the first has ended
+        assert told[-1] == ""
+
+    asyncio.run(main())
+    assert caplog.text.count("another server keeps its state") == 1
+    assert may_claim(path), "both have ended"
+
+
+def test_second_server_shows_that_another_keeps_the_state(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+
+    async def main() -> None:
+        async with running(settings, Cpu()) as first, running(settings, Cpu()) as second:
+            async with asyncio.timeout(60):
+                while not (errors := (await second.status()).file_errors):
+                    await asyncio.sleep(0.01)
+            assert errors[0].startswith(f"another server keeps its state in {tmp_path / 'state.sqlite'}, so this one")
+            assert (await first.status()).file_errors == ()
+
+    asyncio.run(main())
+
+
+def test_server_that_was_killed_leaves_its_state_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    claims = (
+        "import sys, time; from pathlib import Path; from cotenant.app.server_state import StateFile\n"
+        "file = StateFile(Path(sys.argv[1])); print(file.claim(), flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", claims, path], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "True\n"
+        assert not may_claim(path)
+        killed.kill()
+    assert may_claim(path)
 
 
 def test_state_that_could_not_be_written_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
