@@ -27,7 +27,7 @@ from cotenant.app.profile_source import Progress, ignore_progress
 from cotenant.app.python_repository import PythonModels, check_not_loading, python_repository
 from cotenant.app.running_jobs import RunningJobs
 from cotenant.app.running_server import Addresses, RunningServer
-from cotenant.app.settings import Source, settings_from
+from cotenant.app.settings import Source, reading_again, settings_from
 from cotenant.app.startup import preparing
 from cotenant.backends import Backend
 from cotenant.config import Settings
@@ -67,7 +67,8 @@ async def serving(
         used = backend or create_backend(settings)
         try:
             prepare = preparing(models)
-            async with running(settings, used, prepare, progress=progress, read=lambda: settings_from(place)) as server:
+            read = reading_again(place, lambda: settings_from(place))
+            async with running(settings, used, prepare, progress=progress, read=read) as server:
                 yield server
         finally:
             if backend is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,19 @@ def settings_from(source: Source) -> Settings:
     else:
         return read_settings(source)
     return msgspec.structs.replace(read_settings(), **place, http_port=0, grpc_port=0, metrics_port=0)
+
+
+def reading_again(source: Source, read: Callable[[], Settings]) -> Callable[[], Settings]:
+    """Return `read` for a reload: it raises ConfigError for a file that has become a folder since this call, which
+    would be taken for a model repository. source: what is read."""
+    file = None if source is None or isinstance(source, Settings) or Path(source).is_dir() else Path(source)
+
+    def read_again() -> Settings:
+        if file is not None and file.is_dir():
+            raise ConfigError(f"{file}: is a folder now; put the settings file back")
+        return read()
+
+    return read_again
 
 
 def check_reloadable(current: Settings, wanted: Settings) -> None:

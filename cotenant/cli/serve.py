@@ -15,6 +15,7 @@ import uvloop
 from cotenant.app.backend import create_backend
 from cotenant.app.lifecycle import running
 from cotenant.app.running_server import Addresses
+from cotenant.app.settings import reading_again
 from cotenant.cli.file_limit import raise_file_limit
 from cotenant.cli.interrupt import Interrupted, interruptible
 from cotenant.cli.latency_tuning import tune_for_latency
@@ -93,7 +94,7 @@ def serve(
             otlp_endpoint=otlp_endpoint,
         )
 
-    uvloop.run(run(read, json=json))
+    uvloop.run(run(reading_again(settings, read), json=json))
 
 
 async def run(read: Callable[[], Settings], *, json: bool) -> None:

@@ -62,6 +62,10 @@ def test_reload_command_with_changed_settings_serves_by_them(program: Program, f
         assert f"{REJECTED}serve.toml: models[0].rate: -1" in " ".join(
             program("status", "-a", server.address).out.split()
         )
+        file.unlink()
+        file.mkdir()
+        assert program.refuses(*command) == f"{REJECTED}serve.toml: is a folder now; put the settings file back"
+        file.rmdir()
         file.write_text(first)
         rollout = json.loads(program(*command, "--json").out)
         assert rollout["revision"] == rollout["last"][0]["revision"] > status["rollout"]["revision"]
