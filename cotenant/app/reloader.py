@@ -78,7 +78,10 @@ class Reloader:
                 logger.error("model %s could not be loaded again, and stays as it is: %s", name, why)
             logger.info("configuration reloaded")
             if self._on_reload is not None:
-                self._on_reload(settings)
+                try:
+                    self._on_reload(settings)
+                except Exception:  # the settings are in force whatever those who are told make of it
+                    logger.exception("configuration reloaded, but not everything that follows it was told")
 
     async def replan(self, reason: str) -> None:
         """Plan for the models and settings in force with the devices that there are now, and roll out that plan. Raises

@@ -207,3 +207,20 @@ def test_reload_of_another_repository_takes_no_model_of_the_one_before(folder: P
     asyncio.run(Reloader(cast(Server, server), builder, given).reload(other))
     assert "identity" in server.deployment.broken and server.failures == {}
     assert server.deployment.plan.rates() == pytest.approx({"lookup": 60.0})
+
+
+def test_fault_of_what_hears_of_a_reload_is_logged_and_rejects_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "given.csv").write_text(write_profiles([measured(name, LARGE, 0.001) for name in NAMES]))
+    given = 'profiles = "given.csv"' + RATES
+    builder = DeploymentBuilder(settings(folder, given.format(10)), Fake((LARGE,)))
+    server = AdaptingServer(asyncio.run(builder.build(NAMES)), adapts=False)
+
+    def faulty(current: Settings) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    reloader = Reloader(cast(Server, server), builder, builder.settings, on_reload=faulty)
+    asyncio.run(reloader.reload(settings(folder, given.format(11))))
+    assert server.deployment.problem.rates["identity"] == builder.settings.models[0].rate == 11
+    assert "a fault of ours" in caplog.text
