@@ -57,6 +57,11 @@ class OpenJobs(NamedTuple):
     store: JobStore | None
     service: JobService
 
+    def reloaded(self, settings: Settings) -> None:
+        """Hear which settings are in force, and so where the next start looks for jobs."""
+        if self.store is not None:
+            self.store.expect_start_in(jobs_folder(settings))
+
 
 @asynccontextmanager
 async def open_jobs(settings: Settings) -> AsyncIterator[OpenJobs]:
@@ -74,7 +79,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[OpenJobs]:
         key=store.key,
         commands=settings.jobs.commands,
         memory=settings.jobs.memory,
-        problem=lambda: store.problem,
+        problem=lambda: store.problem or store.left_behind,
     )
     try:
         yield OpenJobs(store, service)
@@ -92,6 +97,7 @@ class JobStore:
         self.folder = folder
         self.key: JobKey | None = None
         self.problem = ""
+        self.left_behind = ""  # why the next start does not find the jobs; empty where it does
         self._path = folder / "jobs.sqlite"
         self._lock: int | None = None
         self._rows: dict[JobId, StoredJob | None] = {}  # to be written; None: to be removed
@@ -179,6 +185,18 @@ class JobStore:
     def forget(self, id: JobId) -> None:
         """Remove a job and its folder."""
         self._put(id, None)
+
+    def expect_start_in(self, folder: Path) -> None:
+        """Hear in which folder the next start looks for jobs. They stay in theirs, unlike the state: they write there
+        while they run, and may have kept its name."""
+        before, self.left_behind = self.left_behind, ""
+        if folder != self.folder:
+            self.left_behind = (
+                f"jobs stay in {self.folder}, where a restart with the present settings does not look for them; name "
+                "that folder (jobs.folder) before you restart"
+            )
+        if self.left_behind not in ("", before) and self._path.exists():
+            logger.warning("%s", self.left_behind)
 
     def folder_of(self, id: JobId) -> Path:
         """Return the folder of a job, which need not exist yet."""

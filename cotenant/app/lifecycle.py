@@ -118,7 +118,13 @@ async def running(
         builder = DeploymentBuilder(
             settings, devices, told, corrections=corrections, found=server.found, say=server.starting
         )
-        reloader = Reloader(server, builder, settings, read, on_reload)
+
+        def reloaded(current: Settings) -> None:
+            jobs.reloaded(current)
+            if on_reload is not None:
+                on_reload(current)
+
+        reloader = Reloader(server, builder, settings, read, reloaded)
         own = HttpServer(
             server,
             page=server.page,

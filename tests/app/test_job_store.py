@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ import pytest
 from cotenant.app import job_store
 from cotenant.app.job_store import JobStore, jobs_folder, open_jobs
 from cotenant.app.jobs import taking_jobs
+from cotenant.app.lifecycle import running
 from cotenant.app.server_state import state_path
+from cotenant.backends.cpu import Cpu
 from cotenant.config import Settings, read_settings
 from cotenant.config.jobs import JobSettings
 from cotenant.control.jobs.events import StoredJob
@@ -300,3 +303,33 @@ def test_server_without_jobs_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "state.jobs").exists()
     (tmp_path / "state.jobs").write_text("")
     assert asyncio.run(problem(settings)) == f"{tmp_path}/state.jobs: File exists; name another folder (jobs.folder)"
+
+
+def test_jobs_that_the_next_start_does_not_find_are_said_after_a_reload(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    usual = read_settings("serve.toml")
+    shutil.copytree(usual.model_repository, folder / "other")
+    other = msgspec.structs.replace(usual, model_repository=folder / "other")
+    left = (
+        f"jobs stay in {jobs_folder(usual)}, where a restart with the present settings does not look for them; name "
+        "that folder (jobs.folder) before you restart"
+    )
+
+    async def main() -> None:
+        async with running(usual, Cpu()) as server:
+            job = await server.jobs.submit(Command(argv=("sleep", "600")))
+            assert server.jobs._service.jobs().problem == ""
+            await server.reload(other)
+            assert server.jobs._service.jobs().problem == left
+            await server.reload(other)
+            assert caplog.text.count(left) == 1
+        named = msgspec.structs.replace(other, jobs=JobSettings(folder=jobs_folder(usual)))
+        async with running(named, Cpu()) as server:  # as the message says
+            assert [status.job.id for status in await server.jobs.list()] == [job.job.id]
+            await server.jobs.cancel(job.job.id)
+            await server.reload(msgspec.structs.replace(named, model_repository=usual.model_repository))
+            assert server.jobs._service.jobs().problem == ""
+
+    asyncio.run(main())
