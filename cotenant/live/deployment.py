@@ -129,6 +129,11 @@ def loaded_models(deployment: Deployment, name: str = "") -> set[str]:
     return {each for each in known if _step_models(deployment, each) <= known}
 
 
+def is_loaded(deployment: Deployment, name: str) -> bool:
+    """Return whether a model is served, or would be if there were a place for it."""
+    return name in deployment.problem.rates or name in loaded_models(deployment)  # the first takes no time, and will do
+
+
 def _step_models(deployment: Deployment, name: str) -> frozenset[str]:
     """Return the models of an ensemble; none of a plain model."""
     offered = deployment.offered.get(name)

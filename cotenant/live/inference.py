@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from cotenant.core.tensor import Tensor, total_bytes
 from cotenant.errors import NotFoundError, RequestError, UnavailableError
-from cotenant.live.deployment import ServableModel, applications_of, serves
+from cotenant.live.deployment import Deployment, ServableModel, applications_of, is_loaded, serves
 from cotenant.live.driver import Driver, Tensors
 from cotenant.live.ensemble import EnsembleTensors
 from cotenant.live.limits import MAX_AT_ONCE
-from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse, check_request
+from cotenant.live.oip import OVERLOADED, Done, InferRequest, InferResponse, check_request, rejection
 from cotenant.live.preparation import Preparations
 from cotenant.live.response_cache import Key, ResponseCache, copied, key_of
 from cotenant.live.rollout_driver import RolloutDriver
@@ -137,6 +137,9 @@ class InferenceService:
         current = self._state.deployment.offered.get(request.model)
         if current is None:
             raise NotFoundError(f"model '{request.model}' was unloaded before the request was ready")
+        if not is_loaded(self._state.deployment, request.model):
+            # It misses no target, and is no load: nobody is to serve it.
+            raise UnavailableError(rejection(request.model, _unloaded(self._state.deployment, offered)))
         if current is not offered:
             if request.version not in ("", current.info.version):
                 raise NotFoundError(
@@ -202,8 +205,8 @@ class InferenceService:
     def reject_unread(self, model: str, waited: float) -> None:
         """Count a request that a front end has rejected `waited` seconds after it came. It is counted at the end of the
         round of the event loop, with all others of the round."""
-        if model not in self._observer.models:  # whatever name a caller made up
-            return
+        if model not in self._observer.models or not is_loaded(self._state.deployment, model):
+            return  # also whatever name a caller made up
         if not self._unread:
             asyncio.get_running_loop().call_soon(self._count_unread)
         self._unread[model].append(waited)
@@ -242,6 +245,12 @@ class InferenceService:
         deadline = time.monotonic() + grace
         while (self._driver.in_flight or self._preparations) and time.monotonic() < deadline:
             await asyncio.sleep(DRAIN_INTERVAL)
+
+
+def _unloaded(deployment: Deployment, offered: ServableModel) -> str:
+    """Say what is unloaded: a model, or one of an ensemble's steps."""
+    steps = () if offered.ensemble is None else sorted(offered.ensemble.models)
+    return next((f"{model} is unloaded" for model in steps if not is_loaded(deployment, model)), "it is unloaded")
 
 
 def _within(request: InferRequest, offered: ServableModel) -> float:

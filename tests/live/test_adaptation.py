@@ -37,7 +37,7 @@ from cotenant.control.event_log import replay
 from cotenant.control.revision import RolloutOutcome
 from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Device, Partition, Placement, Plan
-from cotenant.errors import RequestError
+from cotenant.errors import RequestError, UnavailableError
 from cotenant.live.adaptation import AdaptationOptions
 from cotenant.live.adaptation_driver import AdaptationDriver
 from cotenant.live.deployment import Deployment
@@ -189,17 +189,18 @@ def test_revision_of_a_caller_is_adopted_and_stays(tmp_path: Path) -> None:
 def test_requests_for_an_unloaded_model_are_no_reason_to_plan(tmp_path: Path) -> None:
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
-            server, refused = asking.server, list[InferResponse | RequestError]()
+            server = asking.server
             await server.load("lookup", {})
             await server.unload("lookup", {})
             driving = server._adaptation._adapting  # type: ignore[union-attr]
             assert driving is not None
             await until(lambda: driving.known is server.deployment)
             for _ in range(300):
-                server.infer(InferRequest(model="lookup", inputs=(indices(1),)), refused.append)
+                with pytest.raises(UnavailableError, match="it is unloaded"):
+                    server.infer(InferRequest(model="lookup", inputs=(indices(1),)), lambda answer: None)
             before = driving._observed_at
             await until(lambda: driving._observed_at > before)
-            assert len(refused) == 300 and driving.controller.status().models.keys() == {"identity"}
+            assert driving.controller.status().models.keys() == {"identity"}
             assert asking.decisions() == []
 
     run(main())

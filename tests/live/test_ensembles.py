@@ -133,12 +133,12 @@ def use(client: Any, module: Any) -> None:
     client.unload_model("diamond")
     assert not client.is_model_ready("diamond")
     assert client.is_model_ready("identity")
-    with pytest.raises(InferenceServerException, match="no partition holds the model"):
+    with pytest.raises(InferenceServerException, match="'diamond' rejected: it is unloaded"):
         client.infer("diamond", [given])
     client.load_model("diamond")
     client.unload_model("mean")
     assert not client.is_model_ready("diamond")
-    with pytest.raises(InferenceServerException, match="'diamond' expired: mean: no partition holds the model"):
+    with pytest.raises(InferenceServerException, match="'diamond' rejected: mean is unloaded"):
         client.infer("diamond", [given])
     client.load_model("mean")
     assert client.infer("diamond", [given]).as_numpy("score").shape == (3, 1)

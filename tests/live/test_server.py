@@ -95,7 +95,7 @@ def use(client: Any, module: Any) -> None:
     assert not client.is_model_ready("broken")
     client.unload_model("identity")
     assert not client.is_model_ready("identity")
-    with pytest.raises(InferenceServerException, match="no partition holds the model"):
+    with pytest.raises(InferenceServerException, match="'identity' rejected: it is unloaded"):
         client.infer("identity", [given])
     client.load_model("identity")
     assert client.infer("identity", [given]).as_numpy("y").tolist() == x.tolist()
@@ -229,6 +229,44 @@ def test_model_that_the_plan_leaves_out_says_why(tmp_path: Path) -> None:
             assert (states["identity"], states["lookup"]) == (("UNAVAILABLE", left), ("READY", ""))
             await server.load("lookup", {})  # nobody has unloaded the other: it has a place where there is one
             assert isinstance(await ask(server, "identity", floats()), InferResponse)
+
+    run(main())
+
+
+def test_requests_for_an_unloaded_model_are_unavailable_and_miss_no_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+            await server.unload("identity", {})
+            with pytest.raises(UnavailableError, match=r"^request for model 'identity' rejected: it is unloaded$"):
+                await ask(server, "identity", floats())
+            server.reject_unread("identity", 0.001)
+            server.reject_unread("lookup", 0.001)
+            await asyncio.sleep(0)
+            counts = server._observer.models
+            assert counts["identity"].ledger.attainment == 1 and counts["identity"].ledger.arrived == 1
+            assert counts["lookup"].ledger.attainment == 0
+            assert server._driver.arrived == {"identity": 1, "lookup": 1}
+            assert (
+                'cotenant_attainment_ratio{model="identity",version="1"} 1.0'
+                in render(server.metrics(), "")[0].decode()
+            )
+            (fail,) = (each["inference_stats"]["fail"] for each in server.statistics("identity"))
+            assert fail["count"] == 0
+            await server.load("identity", {})
+            assert isinstance(await ask(server, "identity", floats()), InferResponse)
+
+    run(main())
+
+
+def test_requests_for_a_model_that_the_plan_leaves_out_miss_their_target(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            given = server.deployment
+            await server.apply(msgspec.structs.replace(given, plan=without_model(given, "identity").plan))
+            answer = await ask(server, "identity", floats())
+            assert str(answer) == "request for model 'identity' rejected: no partition holds the model"
+            assert server._observer.models["identity"].ledger.attainment == 0
 
     run(main())
 
