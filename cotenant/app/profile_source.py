@@ -112,7 +112,7 @@ class ProfileSource:
         self._measured: dict[str, Profile] = {}  # by cache key
         self._found: dict[tuple[str, str], _Found] = {}  # by model and kind
         self._local = backend.local if isinstance(backend, Cluster) else backend
-        self._quiet: bool | None = None  # whether the machine is; None where it was not looked at
+        self._quiet: bool | None = None  # whether the machine was as the first busy profile was read; None before
 
     async def profiles(self, entry: Entry, info: ModelInfo, given: Profiles) -> list[Profile]:
         """Return a model's profile on every kind. given: profiles to use instead of measurements. Raises ModelError."""
@@ -205,7 +205,9 @@ class ProfileSource:
             profile = self._measured.get(key)
             if profile is None and not self._force:
                 profile = await asyncio.to_thread(cache.load_profile, key)
-            if profile is not None and not await self._outdated(profile):
+                if profile is not None and await self._outdated(profile):
+                    profile = None
+            if profile is not None:
                 self._measured[key] = profile
                 self._found[entry.name, kind.name] = _Found(entry, key)
                 # The same file may stand under another name, and the kind may be that of a node.

@@ -214,6 +214,22 @@ def test_profile_source_busy_profile_is_measured_again_on_a_quiet_machine(
 
 
 @pytest.mark.usefixtures("quick")
+def test_profile_is_not_measured_with_every_look_on_a_machine_that_was_quiet_at_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.profiling.grid.ForeignLoad.read", lambda self, now: 0.5)
+    profiles(source(Cut()))
+    monkeypatch.setattr("cotenant.app.profile_source.measure_load", lambda: MachineLoad(used=0.0, processors=2))
+    backend = Cut()
+    again = source(backend)
+    measured = profiles(again)
+    assert backend.lanes and all(is_busy(profile) for profile in measured)  # others began meanwhile
+    backend.lanes.clear()
+    assert [profile.points for profile in profiles(again)] == [profile.points for profile in measured]
+    assert backend.lanes == []
+
+
+@pytest.mark.usefixtures("quick")
 def test_profile_source_order_of_parameters_in_the_configuration_does_not_matter(folder: Path) -> None:
     backend = Cut()
     entry = find_model(Path("models"), "identity")
