@@ -73,7 +73,7 @@ class DeploymentBuilder:
 
     force: measure again what was measured in an earlier run. full: profile every point of the grid, not only a few.
     corrections: of profiles, that plans count with. found: hears which models there are as soon as that is known, and
-    again once all have been described. say: hears what is done next, in words.
+    again once all have been described. say: hears what is done next, in words. unkept: see `ProfileSource`.
     """
 
     def __init__(
@@ -87,13 +87,14 @@ class DeploymentBuilder:
         corrections: ProfileCorrections | None = None,
         found: Callable[[FoundModels], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
+        unkept: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._backend = backend
         self.progress = progress
         confinement = worker_confinement(settings)
         self._profiles = ProfileSource(
-            backend, self.available(), progress, force=force, full=full, confinement=confinement
+            backend, self.available(), progress, force=force, full=full, confinement=confinement, unkept=unkept
         )
         self._given = _given_profiles(settings)
         self._found = found

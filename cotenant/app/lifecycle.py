@@ -116,7 +116,13 @@ async def running(
             server.hold_readiness()  # it starts with no model
         told = telling(server.starting, progress)
         builder = DeploymentBuilder(
-            settings, devices, told, corrections=corrections, found=server.found, say=server.starting
+            settings,
+            devices,
+            told,
+            corrections=corrections,
+            found=server.found,
+            say=server.starting,
+            unkept=server.profiles_kept,
         )
 
         def reloaded(current: Settings) -> None:

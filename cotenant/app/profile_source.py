@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -21,7 +21,7 @@ from cotenant.core.model import Kind
 from cotenant.core.profile import Profile, Profiles
 from cotenant.core.tensor import ModelInfo
 from cotenant.core.units import show_count
-from cotenant.errors import ModelError
+from cotenant.errors import ConfigError, ModelError
 from cotenant.live.confinement import Confinement
 from cotenant.live.nodes.cluster import Cluster
 from cotenant.live.nodes.node import Node
@@ -102,6 +102,7 @@ class ProfileSource:
         force: bool,
         full: bool = False,
         confinement: Confinement | None = None,
+        unkept: Callable[[str], None] | None = None,
     ) -> None:
         self._backend = backend
         self.kinds = kinds
@@ -109,7 +110,9 @@ class ProfileSource:
         self._force = force
         self.full = full
         self._confinement = confinement
+        self._tell_unkept = unkept
         self._measured: dict[str, Profile] = {}  # by cache key
+        self._unkept: dict[str, Profile] = {}  # those of them that could not be cached
         self._found: dict[tuple[str, str], _Found] = {}  # by model and kind
         self._local = backend.local if isinstance(backend, Cluster) else backend
         self._quiet: bool | None = None  # whether the machine was as the first busy profile was read; None before
@@ -172,8 +175,7 @@ class ProfileSource:
     async def keep(self, entry: Entry, profile: Profile) -> list[tuple[Entry, Profile]]:
         """Keep a profile that has more points now in place of the one that was given, and return it as the next start
         will find it, for every model that has it: the same file may stand under several names. Raises ModelError where
-        the model's file cannot be read, or is not the one any more that was profiled, ConfigError where the cache
-        cannot be written."""
+        the model's file cannot be read, or is not the one any more that was profiled."""
         kind = next(kind for kind in self.kinds if kind.name == profile.kind)
         digest = await _digest(entry)
         found = self._found.get((entry.name, kind.name))
@@ -188,9 +190,21 @@ class ProfileSource:
         ]
 
     async def _store(self, key: str, profile: Profile) -> Profile:
-        """Cache a profile, and return it as it will be read."""
-        self._measured[key] = profile = await asyncio.to_thread(_stored, key, profile)
-        return profile
+        """Cache a profile, with those that could not be before, and return it as it will be read."""
+        self._measured[key] = self._unkept[key] = profile
+        problem = ""
+        try:
+            for each, known in list(self._unkept.items()):
+                self._measured[each] = await asyncio.to_thread(_stored, each, known)
+                self._unkept.pop(each, None)
+        except ConfigError as error:
+            if self._tell_unkept is None:
+                raise
+            problem = str(error)
+            logger.warning("%s", problem)
+        if self._tell_unkept is not None:
+            self._tell_unkept(problem)
+        return self._measured[key]
 
     async def _look_up(self, entry: Entry, kind: Kind) -> tuple[Profile | None, Missing | None]:
         node = self._node(kind)

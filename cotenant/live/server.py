@@ -222,6 +222,10 @@ class Server:
         """Hear that what is kept over a restart was stored, or why it cannot be."""
         self._state.set_file_error("state", error)
 
+    def profiles_kept(self, error: str = "") -> None:
+        """Hear that profiles were kept for the next start, or why they cannot be."""
+        self._state.set_file_error("profiles", error)
+
     def replace_profile(self, profile: Profile) -> None:
         """Let plans to come count with another profile of a model."""
         self._rollouts.replace_profile(profile)

@@ -213,8 +213,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is and does at this moment, as its parts tell at once. targets: seconds by model; objectives: the
     fractions that must meet them. planned: requests/s that come from outside, by model. labels, waiting: by lane, its
     partition, and requests in its queues by model. reload_error: why the last reload of the settings was rejected;
-    empty where it was not. file_errors: why state or event log cannot be written. adaptation: None where the plan stays
-    as it was made. jobs: best-effort jobs, the oldest first."""
+    empty where it was not. file_errors: why state, profiles or event log cannot be written. adaptation: None where the
+    plan stays as it was made. jobs: best-effort jobs, the oldest first."""
 
     backend: str
     isolation: str
@@ -236,9 +236,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """isolation: what keeps workers to their shares, in words. targets: seconds by model. planned: requests/s that
     come from outside, by model. startup: how far the start is, in words; empty once the server has started.
-    reload_error: why the last reload of the settings was rejected; empty where it was not. file_errors: why state or
-    event log cannot be written. adaptation: None where the plan stays as it was made. jobs: best-effort jobs, the
-    oldest first. nodes: none where devices are of this machine alone. batches: by lane and model, those that ran."""
+    reload_error: why the last reload of the settings was rejected; empty where it was not. file_errors: why state,
+    profiles or event log cannot be written. adaptation: None where the plan stays as it was made. jobs: best-effort
+    jobs, the oldest first. nodes: none where devices are of this machine alone. batches: by lane and model, those that
+    ran."""
 
     backend: str
     isolation: str

@@ -9,15 +9,17 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from cotenant.app.profile_source import ProfileSource, Progress, describe_busy, ignore_progress
+from cotenant.app.serving import serving
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.core.identity import LaneId
 from cotenant.core.model import Kind
 from cotenant.core.profile import Point, Profile
-from cotenant.errors import DeviceError, ModelError
+from cotenant.errors import ConfigError, DeviceError, ModelError
 from cotenant.profiling import cache
 from cotenant.profiling.grid import Grid
 from cotenant.profiling.machine_load import FOREIGN, MachineLoad, is_busy
@@ -227,6 +229,45 @@ def test_profile_is_not_measured_with_every_look_on_a_machine_that_was_quiet_at_
     backend.lanes.clear()
     assert [profile.points for profile in profiles(again)] == [profile.points for profile in measured]
     assert backend.lanes == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_profile_that_cannot_be_kept_is_used_and_kept_once_it_can_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "full").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "full"))
+    with pytest.raises(ConfigError, match="cannot keep the profile"):  # nobody would hear of it
+        profiles(source(Cut()))
+    told: list[str] = []
+    profile_source = ProfileSource(Cut(), (LARGE, CUT), ignore_progress, force=False, unkept=told.append)
+    measured = profiles(profile_source)
+    assert [profile.kind for profile in measured] == ["large", "cut"]
+    assert [text.endswith("set XDG_CACHE_HOME to a folder that can be written") for text in told] == [True, True]
+    assert told[0] in caplog.text
+    (folder / "full").unlink()
+    profile_source.kinds = (KIND,)
+    profiles(profile_source)
+    assert told[2:] == [""]
+    assert len(list(cache.cache_folder().glob("*.csv"))) == 3, "those of before are kept, too"
+
+
+def test_server_whose_profiles_cannot_be_kept_loads_a_model_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "full").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "full"))
+    text = Path("serve.toml").read_text().replace('profiles = "profiles.csv"', 'load_models = ["lookup"]')
+    Path("serve.toml").write_text(text)
+
+    async def main() -> None:
+        async with serving("serve.toml") as server:
+            await server.load("identity")
+            assert (await server.infer("identity", {"x": np.zeros((1, 16), np.float32)}))["y"].shape == (1, 16)
+            errors = (await server.status()).file_errors
+            assert [error for error in errors if "cannot keep the profile: Not a directory" in error]
+
+    asyncio.run(main())
 
 
 @pytest.mark.usefixtures("quick")
