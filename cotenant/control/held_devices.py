@@ -11,6 +11,7 @@ from cotenant.core.identity import DeviceId
 from cotenant.core.plan import Plan
 
 LAUNCHES = 3.0  # times what a launch takes, for which a device is waited for, and longer
+MOST_LOST = 1000  # devices that are gone and remembered: those of a cloud have new names each time
 RELEASED_WITHIN = 0.9  # seconds in which a provider takes a device back, if it does
 
 
@@ -34,7 +35,7 @@ class HeldDevices:
         self._retry = retry
         self._longest_retry = longest_retry
         self._releasing: dict[DeviceId, float] = {}  # since when those have been given back that are not gone yet
-        self._lost: set[DeviceId] = set()  # gone, though nobody gave them back
+        self._lost: dict[DeviceId, None] = {}  # gone, though nobody gave them back; the latest last
         self._refusals = 0  # in a row
         self._ask_again = math.inf  # when
 
@@ -44,7 +45,7 @@ class HeldDevices:
         for device in fresh:
             self.devices[device] = None
             if device in self._lost:
-                self._lost.remove(device)
+                del self._lost[device]
                 continue
             self.launching[device.kind] = max(0, self.launching[device.kind] - 1)
             self._lead.found(device.kind, now)
@@ -57,12 +58,14 @@ class HeldDevices:
         for device in gone:
             del self.devices[device]
             if self._releasing.pop(device, None) is None:
-                self._lost.add(device)
+                self._lost[device] = None
+        for device in list(self._lost)[:-MOST_LOST]:
+            del self._lost[device]
         return gone
 
     def describe_lost(self, plan: Plan) -> str:
         """Say which devices of a plan are gone though nobody gave them back; empty where none is."""
-        lost = sorted(self._lost.intersection(device.id for device in plan.devices))
+        lost = sorted(self._lost.keys() & {device.id for device in plan.devices})
         return f"{', '.join(lost)} is gone" if lost else ""
 
     def kept(self, now: float) -> set[DeviceId]:
@@ -122,4 +125,5 @@ class HeldDevices:
         """Raise AssertionError where the state contradicts itself."""
         assert all(count >= 0 for count in self.launching.values())
         assert self._releasing.keys() <= self.devices.keys()
-        assert not self._lost & self.devices.keys()
+        assert not self._lost.keys() & self.devices.keys()
+        assert len(self._lost) <= MOST_LOST

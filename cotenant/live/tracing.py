@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 PATH = "/v1/traces"  # of OTLP over HTTP, below its endpoint
+MOST_LANES = 1000  # whose last batch is kept: every change of plan names some that no later one does
 TIMEOUT = 3.0  # seconds for a collector to take spans; one that is away holds up the end of the server for as long
 
 
@@ -41,7 +42,7 @@ class RequestTracer:
         self._tracer = provider.get_tracer("cotenant", __version__)
         self._extract = TraceContextTextMapPropagator().extract
         self._spans: dict[int, Span] = {}  # of requests in flight
-        self._batches: dict[LaneId, tuple[Run, Timing]] = {}  # the last of each lane
+        self._batches: dict[LaneId, tuple[Run, Timing]] = {}  # the last of each lane, the latest last
 
     def arrived(self, request: Request, parent: str) -> None:
         """Hear of a request. parent: the caller's `traceparent`, "" where it sent none."""
@@ -54,7 +55,10 @@ class RequestTracer:
 
     def ran(self, run: Run, timing: Timing) -> None:
         """Hear of a batch that is done, before its requests end."""
+        self._batches.pop(run.lane, None)
         self._batches[run.lane] = run, timing
+        if len(self._batches) > MOST_LANES:
+            del self._batches[next(iter(self._batches))]
 
     def ended(self, reply: Reply, now: float) -> None:
         """Hear of requests that have ended."""

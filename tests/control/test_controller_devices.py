@@ -17,8 +17,11 @@ from cotenant.control.adaptation import (
     Solve,
     SolveStep,
 )
+from cotenant.control.held_devices import MOST_LOST, HeldDevices
+from cotenant.control.lead_time import LeadTime
 from cotenant.control.provider import DeviceOffer
 from cotenant.control.revision import RolloutOutcome
+from cotenant.core.identity import DeviceId
 from tests.control.controller_world import GPU, World, plan_of
 
 
@@ -189,3 +192,15 @@ def test_device_that_is_lost_before_an_adopted_plan_that_uses_it_is_planned_arou
 def test_device_that_no_plan_uses_may_go() -> None:
     world = World(plan_of(1), devices=2)
     assert world.tell(DevicesGone(GPU[1:2], "it fell off the bus")) == []
+
+
+def test_lost_devices_of_a_cloud_that_names_each_anew_are_forgotten_in_the_end() -> None:
+    held = HeldDevices((), LeadTime(), 60.0, 1.0, 60.0)
+    for number in range(3 * MOST_LOST):
+        device = DeviceId("cloud", number)
+        held.found([device], float(number))
+        assert held.gone([device]) == [device]
+        held.invariants()
+    assert len(held._lost) == MOST_LOST
+    held.launching["cloud"] = 1
+    assert held.found([device], 1e9) and held.launching["cloud"] == 1, "it is back, and was not launched"

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from cotenant.backends.cpu import Cpu
+from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.request import Outcome, Request
 from cotenant.errors import ConfigError, UnavailableError
 from cotenant.live.deployment import Deployment
 from cotenant.live.http import HttpServer
 from cotenant.live.oip import InferRequest
 from cotenant.live.server import Server
-from cotenant.live.tracing import RequestTracer, tracing
+from cotenant.live.tracing import MOST_LANES, RequestTracer, tracing
 from cotenant.predictors.samples import Sample
-from cotenant.runtime.events import Reply
+from cotenant.runtime.events import Reply, Run
+from cotenant.worker.wire import Timing
 from tests.live.deployment import repository, sample_deployment
 from tests.live.test_server import floats, indices, run
 
@@ -189,6 +191,21 @@ def test_stage_of_an_application_is_a_span_below_its_request() -> None:
     spans = {span.name: span for span in exported.get_finished_spans()}
     assert spans["infer stage"].parent == spans["infer app"].context != spans["infer app"].parent
     assert not tracer._spans
+
+
+def test_batches_of_lanes_that_no_plan_has_any_more_are_forgotten() -> None:
+    exported = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exported))
+    tracer = RequestTracer(provider)
+    for number in range(3 * MOST_LANES):
+        lane = LaneId(DeviceId("cloud", number), 0)
+        request = Request(number, "a", 1.0, 2.0)
+        tracer.arrived(request, "")
+        tracer.ran(Run(lane, 1, "a", (request,)), Timing(1.2, 0.1, 0.2, 0.1, 0.0, 0.2))
+        tracer.ended(Reply((request,), Outcome.SERVED, lane=lane, batch=1, started=1.2), 1.8)
+    assert len(tracer._batches) == MOST_LANES
+    assert sum(span.name == "run" for span in exported.get_finished_spans()) == 3 * MOST_LANES
 
 
 def test_collector_that_is_away_costs_no_answer(tmp_path: Path) -> None:
