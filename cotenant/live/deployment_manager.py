@@ -96,8 +96,9 @@ class DeploymentManager:
             # Models that were unloaded or cannot be served stay in the index; `prepare` considered only the others.
             return with_models_of(current, deployment)
 
-        async with self._transition("load", name):
+        async with self._changing, self._transition("load", name):
             await self._change(with_model, f"load of {name}")
+        async with self._transition("load", name):  # other loads do not wait for a worker that hangs as it starts
             await self._rollouts.revive(name)
 
     async def unload(self, name: str, parameters: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ class DeploymentManager:
                 current = without_model(current, model)
             return current
 
-        async with self._transition("unload", name):
+        async with self._changing, self._transition("unload", name):
             if name in self._rollouts.desired[1].offered:  # it may only now have been loaded
                 await self._change(without, f"unload of {name}")
 
@@ -147,27 +148,24 @@ class DeploymentManager:
 
     @asynccontextmanager
     async def _transition(self, verb: Literal["load", "unload"], name: str) -> AsyncIterator[None]:
-        async with self._changing:
-            self._state.transitions = {**self._state.transitions, name: f"{verb.upper()}ING"}
-            failures = {model: reason for model, reason in self._state.failures.items() if model != name}
-            try:
-                yield
-                self._state.gone -= {name}
-            except CotenantError as error:
-                if verb == "load" and not isinstance(error, NotFoundError):
-                    failures[name] = str(error)
-                raise FailedError(f"failed to {verb} '{name}': {error}") from None
-            except Exception as error:  # such as a planner's fault, which is shown where other failures are
-                logger.exception("failed to %s %s", verb, name)
-                reason = f"{type(error).__name__}: {error}"
-                if verb == "load":
-                    failures[name] = reason
-                raise FailedError(f"failed to {verb} '{name}': {reason}") from error
-            finally:
-                self._state.failures = failures
-                self._state.transitions = {
-                    model: state for model, state in self._state.transitions.items() if model != name
-                }
+        self._state.transitions = {**self._state.transitions, name: f"{verb.upper()}ING"}
+        failure = ""
+        try:
+            yield
+            self._state.gone -= {name}
+        except CotenantError as error:
+            failure = "" if isinstance(error, NotFoundError) else str(error)
+            raise FailedError(f"failed to {verb} '{name}': {error}") from None
+        except Exception as error:  # such as a planner's fault, which is shown where other failures are
+            logger.exception("failed to %s %s", verb, name)
+            failure = f"{type(error).__name__}: {error}"
+            raise FailedError(f"failed to {verb} '{name}': {failure}") from error
+        finally:
+            others = {model: reason for model, reason in self._state.failures.items() if model != name}
+            self._state.failures = {**others, name: failure} if failure and verb == "load" else others
+            self._state.transitions = {
+                model: state for model, state in self._state.transitions.items() if model != name
+            }
 
 
 def _config_parameter(name: str, parameters: Mapping[str, Any]) -> str | None:

@@ -196,13 +196,17 @@ class RolloutDriver:
 
     async def revive(self, model: str) -> None:
         """Start the workers of a model's permanently failed lanes again, standby workers too. Raises WorkerError where
-        a lane fails again."""
+        a lane fails again, or has not started when one start would have timed out; it is tried further then."""
         lanes = list(self._state.lanes_of(model))
         failed = [lane for lane in lanes if self.supervisor.state(lane) is LaneState.FAILED]
         for lane in lanes:
             self._control.feed(ReviveLane(lane))
+        loop, limit = asyncio.get_running_loop(), self.supervisor.options.start_timeout
+        until = loop.time() + limit
         for lane in failed:
             while self.supervisor.state(lane) is LaneState.RESTARTING:
+                if loop.time() >= until:
+                    raise WorkerError(f"{lane} has not started again in {limit:g} s")
                 await asyncio.sleep(REVIVE_INTERVAL)
             if self.supervisor.state(lane) is LaneState.FAILED:
                 raise WorkerError(f"{lane} failed again: {self.supervisor.lanes()[lane].reason}")

@@ -27,7 +27,7 @@ from cotenant.core.identity import DeviceId, LaneId
 from cotenant.core.plan import Device, Partition, Placement
 from cotenant.core.profile import Point, Profile
 from cotenant.core.tensor import Tensor
-from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError
+from cotenant.errors import ConfigError, FailedError, RequestError, UnavailableError, WorkerError
 from cotenant.live import interference_observer, status_reporter
 from cotenant.live.control_driver import WorkerStatus
 from cotenant.live.deployment import Deployment, KeptModels, without_model
@@ -229,6 +229,34 @@ def test_model_that_the_plan_leaves_out_says_why(tmp_path: Path) -> None:
             assert (states["identity"], states["lookup"]) == (("UNAVAILABLE", left), ("READY", ""))
             await server.load("lookup", {})  # nobody has unloaded the other: it has a place where there is one
             assert isinstance(await ask(server, "identity", floats()), InferResponse)
+
+    run(main())
+
+
+def test_worker_that_hangs_as_it_is_revived_holds_up_no_other_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path)) as server:
+            hanging, answers, revived = asyncio.Event(), asyncio.Event(), server._rollouts.revive
+
+            async def hangs(model: str) -> None:
+                if model == "identity":
+                    hanging.set()
+                    await answers.wait()
+                    raise WorkerError("it failed again")
+                await revived(model)
+
+            monkeypatch.setattr(server._rollouts, "revive", hangs)
+            loading = asyncio.create_task(server.load("identity", {}))
+            await asyncio.wait_for(hanging.wait(), PATIENCE)
+            await asyncio.wait_for(server.unload("lookup", {}), PATIENCE)
+            await asyncio.wait_for(server.load("lookup", {}), PATIENCE)
+            assert server._state.transitions == {"identity": "LOADING"}
+            answers.set()
+            with pytest.raises(FailedError, match="failed to load 'identity': it failed again"):
+                await loading
+            assert server._state.failures == {"identity": "it failed again"} and server._state.transitions == {}
 
     run(main())
 

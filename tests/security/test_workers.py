@@ -93,6 +93,29 @@ def test_worker_sees_no_secret_and_is_the_first_to_go(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_lane_that_does_not_start_again_holds_up_the_load_that_revives_it_for_a_while_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with started(repository(tmp_path), ("identity",)) as server:
+            supervisor = server._rollouts.supervisor
+            supervisor.options = SupervisorOptions(lives=1, steady=3600.0)
+            (worker,) = server._rollouts.workers()
+            assert worker.pid
+            os.kill(worker.pid, signal.SIGKILL)
+            await until(lambda: server._rollouts.workers()[0].state == "failed")
+            supervisor.options = SupervisorOptions(lives=1000, longest_delay=0.01, start_timeout=0.01)
+            reason = r"^failed to load 'identity': cpu-0/0 has not started again in 0\.01 s$"
+            with pytest.raises(FailedError, match=reason):
+                await asyncio.wait_for(server.load("identity", {}), 60)
+            assert server.index()[0].reason
+            supervisor.options = SupervisorOptions()
+            await until(lambda: server.model_ready("identity"))  # it was tried further
+
+    with caplog.at_level(logging.CRITICAL):
+        asyncio.run(main())
+
+
 def test_load_revives_a_lane_that_failed_permanently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with started(repository(tmp_path), ("identity",)) as server:
