@@ -228,7 +228,7 @@ TimeLimit = Annotated[
         "--time-limit",
         parser=duration_of_at_least(0.01),
         metavar="DURATION",
-        help="Processor time that each search of geometry may take. Default: 5s.",
+        help="Processor time of each search of geometry, or training of inss; other planners ignore it. Default: 5s.",
     ),
 ]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the result into this .svg, .png or .pdf file.")]

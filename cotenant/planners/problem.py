@@ -30,14 +30,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     rates: requests/s from outside, by model or application. objective: "devices" asks for the fewest devices (the least
     cost, where they have prices) that serve the rates, "rate" for the largest multiple of the rates that the fleet can
-    serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that a planner may
-    search for a better plan, by its own count of work; clock: seconds since some moment, by which it stops as well
-    (None: by the count alone). bounded: whether to spend time on proving a tight bound. applications: graphs of these
-    models; planners never see any, since their targets are split over the models first. assumed: models and
-    applications whose rate nobody knows; each gets one worker where that is possible. front_end: what requests cost
-    besides; None: nothing. policy: of a planner that learns; None: it trains for the problem. arrivals: "poisson"
-    leaves room for random arrivals and validates plans by simulation; "even" plans for evenly spaced requests, as the
-    papers' planners do. jobs: best-effort jobs, which are placed on what a plan leaves idle; planners never see any.
+    serve. profiles: (model, kind) → Profile. current: the plan in force, if any. time_limit: seconds that
+    `geometry` may search for a better plan, by its own count of work, and `inss` trains where it has no policy; other
+    planners, `ideal` too, ignore it. clock: seconds since some moment, by which it stops as well (None: by the count
+    alone). bounded: whether to spend time on proving a tight bound. applications: graphs of these models; planners
+    never see any, since their targets are split over the models first. assumed: models and applications whose rate
+    nobody knows; each gets one worker where that is possible. front_end: what requests cost besides; None: nothing.
+    policy: of a planner that learns; None: it trains for the problem. arrivals: "poisson" leaves room for random
+    arrivals and validates plans by simulation; "even" plans for evenly spaced requests, as the papers' planners do.
+    jobs: best-effort jobs, which are placed on what a plan leaves idle; planners never see any.
     """
 
     models: tuple[Model, ...]
