@@ -77,8 +77,14 @@ def parse_share(percent: float, place: str) -> int:
 
 
 def show_share(thousandths: int) -> str:
-    """Format a share: 125 → ``12.5 %``."""
-    return f"{thousandths / 10:g} %"
+    """Format a share: 125 → ``12.5 %``, and a seventh, which is rounded down, in full: 142 → ``14.29 %``."""
+    return f"{100 * part_of_device(thousandths):.4g} %"
+
+
+def part_of_device(thousandths: int) -> float:
+    """Return the part that a share is of its device, from 0 to 1: 125 → 0.125, and 142 → one seventh."""
+    sevenths = -(-thousandths * 7 // WHOLE)
+    return sevenths / 7 if thousandths == WHOLE * sevenths // 7 else thousandths / WHOLE
 
 
 def show_seconds(value: float) -> str:

@@ -126,7 +126,7 @@ def test_mig_lane_owns_its_instance_until_it_closes(machine: Machine) -> None:
     with pytest.raises(DeviceError) as refusal:
         backend.open(LaneId.parse("h200-mig-0/2"), ONE)
     assert str(refusal.value) == (
-        "h200-mig-0 has no free MIG instance of 14.2 %, and no room for one; "
+        "h200-mig-0 has no free MIG instance of 14.29 %, and no room for one; "
         "it is cut into 3g.71gb, 2g.35gb, 1g.18gb, 1g.18gb"
     )
     backend.close(LaneId.parse("h200-mig-0/0"))
@@ -226,7 +226,7 @@ def test_mig_allowed_to_create_makes_and_destroys_instances_with_lanes(machine: 
     assert len(found) == 4
     assert cut_now() == ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"]
     with pytest.raises(
-        DeviceError, match=r"no free MIG instance of 57.1 %, and no room for one; it is cut into 3g.40gb"
+        DeviceError, match=r"no free MIG instance of 57.14 %, and no room for one; it is cut into 3g.40gb"
     ):
         backend.open(LaneId.parse("a100-sxm4-80gb-mig-0/9"), FOUR)
     for lane in lanes:
@@ -285,7 +285,7 @@ def test_mig_create_without_permission_is_an_error_and_leaves_nothing(
     backend = machine("h200-mig", create=True)
     state.write_text(f"error {function} 4\n")
     with pytest.raises(
-        DeviceError, match=r"^a MIG instance of 42.8 % on h200-mig-0: this user may not .*; run as root"
+        DeviceError, match=r"^a MIG instance of 42.86 % on h200-mig-0: this user may not .*; run as root"
     ):
         backend.open(LaneId.parse("h200-mig-0/0"), THREE)
     state.write_text("")
@@ -321,7 +321,7 @@ def test_cut_gpu_replaces_the_instances_of_an_idle_gpu(state: Path) -> None:
 def test_cut_gpu_that_does_not_fit_says_what_there_is(state: Path) -> None:
     with loaded("h200-mig", state=state):
         (gpu,) = nvidia.list_gpus()
-        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 57\.1 %; available: 14\.2 %, 28\.5 %"):
+        with pytest.raises(DeviceError, match=r"no room for a MIG instance of 57\.14 %; available: 14\.29 %, 28\.57 %"):
             cut_gpu(gpu.uuid, (FOUR, FOUR))
         with pytest.raises(DeviceError, match=r"no room for a MIG instance of 12\.3 %"):
             cut_gpu(gpu.uuid, (123,))

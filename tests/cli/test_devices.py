@@ -50,7 +50,7 @@ def test_devices_with_gpus_shows_processes_and_backends(program: Program, state:
         "busy 42% of the time, its memory 17%, 123 W, 1980 MHz, 36 °C",
         "process 123 /usr/bin/program-123, 3 GiB",
         "a100-sxm4-80gb-mig-0  NVIDIA A100-SXM4-80GB  index 1",
-        "MIG is on, and has cut it into 1 x 3g.40gb (42.8 %), 2 x 1g.10gb (14.2 %)",
+        "MIG is on, and has cut it into 1 x 3g.40gb (42.86 %), 2 x 1g.10gb (14.29 %)",
         "mig    yes",
     ):
         assert line in lines, said.out

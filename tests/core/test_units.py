@@ -63,6 +63,8 @@ def test_parse_of_other_text_raises_config_error_with_place(
     [
         (units.show_share(125), "12.5 %"),
         (units.show_share(1000), "100 %"),
+        (units.show_share(142), "14.29 %"),
+        (units.show_share(571), "57.14 %"),
         (units.show_seconds(0.0254), "25.4 ms"),
         (units.show_seconds(25.4e-6), "25.4 µs"),
         (units.show_seconds(2.0), "2 s"),
@@ -75,6 +77,17 @@ def test_parse_of_other_text_raises_config_error_with_place(
 )
 def test_show_of_quantities_includes_unit(shown: str, text: str) -> None:
     assert shown == text
+
+
+def test_sevenths_of_a_device_are_shown_as_what_they_are() -> None:
+    assert [units.part_of_device(share) for share in (0, 125, 142, 143, 857, 1000)] == [
+        0,
+        0.125,
+        1 / 7,
+        0.143,
+        6 / 7,
+        1,
+    ]
 
 
 @given(st.integers(1, 1000))

@@ -114,7 +114,7 @@ def test_plan_table_with_sevenths_shows_no_free_share() -> None:
     placement = Placement(model="bert", batch=1, rate=1.0, duty=0.3, latency=0.3)
     cuts = tuple(Partition(share=142, placements=(placement,)) for _ in range(7))
     text = shown(plan_table(Plan(planner="p", devices=(Device(id=DeviceId("a100", 0), partitions=cuts),))))
-    assert "14.2 %" in text and "free" not in text
+    assert "14.29 %" in text and "free" not in text
 
 
 def test_plan_table_with_a_long_name_shortens_its_middle() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from cotenant import __version__
 from cotenant.core.plan import Plan
 from cotenant.core.provenance import Validation
-from cotenant.core.units import WHOLE
+from cotenant.core.units import WHOLE, part_of_device
 from cotenant.live.page.alarms import alarms, health
 from cotenant.live.page.history import History, busy_parts, model_activity, slowdowns_by_partition
 from cotenant.live.page.job_views import job_alarms, job_views
@@ -117,7 +117,7 @@ def _partitions(seen: Snapshot, moment: Moment, before: Totals) -> list[Partitio
                 models=worker.models,
                 state=worker.state,
                 reason=worker.reason,
-                share=worker.share / WHOLE,
+                share=part_of_device(worker.share),
                 used=None if worker.used_share is None else worker.used_share / WHOLE,
                 over_share=worker.over_share,
                 busy=busy.get(label, {}),
@@ -168,7 +168,7 @@ def plan_view(seen: Snapshot, plan: Plan, time: float) -> PlanView:
                 device=str(device.id),
                 cuts=[
                     CutView(
-                        share=partition.share / WHOLE,
+                        share=part_of_device(partition.share),
                         placements=[
                             PlacementView(model=each.model, batch=each.batch, rate=each.rate, procs=each.procs)
                             for each in partition.placements
