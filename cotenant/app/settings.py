@@ -45,6 +45,13 @@ def settings_from(source: Source) -> Settings:
     return msgspec.structs.replace(read_settings(), **place, http_port=0, grpc_port=0, metrics_port=0)
 
 
+def check_reloadable(current: Settings, wanted: Settings) -> None:
+    """Raise ConfigError where other settings need a restart of the server."""
+    changed = [name for name in Settings.__struct_fields__ if getattr(current, name) != getattr(wanted, name)]
+    if fixed := [name for name in changed if name not in RELOADABLE]:
+        raise ConfigError(f"cannot change while the server runs: {', '.join(fixed)}; restart the server")
+
+
 def reading_again(source: Source, read: Callable[[], Settings]) -> Callable[[], Settings]:
     """Return `read` for a reload: it raises ConfigError for a file that has become a folder since this call, which
     would be taken for a model repository. source: what is read."""
@@ -56,10 +63,3 @@ def reading_again(source: Source, read: Callable[[], Settings]) -> Callable[[], 
         return read()
 
     return read_again
-
-
-def check_reloadable(current: Settings, wanted: Settings) -> None:
-    """Raise ConfigError where other settings need a restart of the server."""
-    changed = [name for name in Settings.__struct_fields__ if getattr(current, name) != getattr(wanted, name)]
-    if fixed := [name for name in changed if name not in RELOADABLE]:
-        raise ConfigError(f"cannot change while the server runs: {', '.join(fixed)}; restart the server")

@@ -15,6 +15,8 @@ import pytest
 from cotenant.app import deployment_builder
 from cotenant.app.deployment_builder import DeploymentBuilder
 from cotenant.app.reloader import Reloader
+from cotenant.app.serving import serving
+from cotenant.app.settings import reading_again, settings_from
 from cotenant.backends.fake import Fake
 from cotenant.config import Settings
 from cotenant.core.profile import write_profiles
@@ -224,3 +226,24 @@ def test_fault_of_what_hears_of_a_reload_is_logged_and_rejects_nothing(
     asyncio.run(reloader.reload(settings(folder, given.format(11))))
     assert server.deployment.problem.rates["identity"] == builder.settings.models[0].rate == 11
     assert "a fault of ours" in caplog.text
+
+
+def test_reload_of_a_settings_file_that_became_a_folder_names_the_folder(folder: Path) -> None:
+    async def main() -> None:
+        async with serving("serve.toml") as server:
+            before = server.deployment.plan
+            Path("serve.toml").rename("kept.toml")
+            Path("serve.toml").mkdir()
+            with pytest.raises(ConfigError, match=r"^serve\.toml: is a folder now; put the settings file back$"):
+                await server.reload()
+            assert (await server.status()).reload_error.endswith(": is a folder now; put the settings file back")
+            assert server.deployment.plan == before
+            Path("serve.toml").rmdir()
+            Path("kept.toml").rename("serve.toml")
+            await server.reload()
+
+    asyncio.run(main())
+
+
+def test_folder_of_models_is_read_again_as_one(folder: Path) -> None:
+    assert reading_again("models", lambda: settings_from("models"))() == settings_from("models")

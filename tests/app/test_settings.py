@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cotenant.app.serving import serving
-from cotenant.app.settings import check_reloadable, reading_again, settings_from
+from cotenant.app.settings import check_reloadable, settings_from
 from cotenant.config import read_settings
 from cotenant.errors import ConfigError
 
@@ -30,27 +28,6 @@ def test_settings_of_a_folder_are_the_defaults_with_that_repository_and_free_por
 def test_settings_missing_path_is_rejected_with_its_name() -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         settings_from("nowhere")
-
-
-def test_reload_of_a_settings_file_that_became_a_folder_names_the_folder(folder: Path) -> None:
-    async def main() -> None:
-        async with serving("serve.toml") as server:
-            before = server.deployment.plan
-            Path("serve.toml").rename("kept.toml")
-            Path("serve.toml").mkdir()
-            with pytest.raises(ConfigError, match=r"^serve\.toml: is a folder now; put the settings file back$"):
-                await server.reload()
-            assert (await server.status()).reload_error.endswith(": is a folder now; put the settings file back")
-            assert server.deployment.plan == before
-            Path("serve.toml").rmdir()
-            Path("kept.toml").rename("serve.toml")
-            await server.reload()
-
-    asyncio.run(main())
-
-
-def test_folder_of_models_is_read_again_as_one(folder: Path) -> None:
-    assert reading_again("models", lambda: settings_from("models"))() == settings_from("models")
 
 
 def test_check_reloadable_accepts_models_and_names_what_is_fixed(folder: Path) -> None:
