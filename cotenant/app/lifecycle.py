@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -305,15 +306,22 @@ async def _listen(front_end: HttpServer | HttpProcesses | GrpcServer, host: str,
 
 @asynccontextmanager
 async def _opened(path: Path | None) -> AsyncIterator[BinaryIO | None]:
-    """Open the event log. A log that does not fit on its disk any more does not stop the server."""
+    """Begin the event log anew, unless another server writes it. A log that does not fit on its disk any more does not
+    stop the server."""
     if path is None:
         yield None
         return
     try:
-        log = path.open("wb")
+        log = path.open("ab")
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
     try:
+        if path.is_file():  # which a pipe is not
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the server is killed
+            except BlockingIOError:
+                raise ConfigError(f"{path}: another server writes this event log; give this one another file") from None
+            log.truncate(0)
         yield log
     finally:
         try:

@@ -24,7 +24,7 @@ import cotenant
 from cotenant.backends import Launch
 from cotenant.backends.cpu import Cpu
 from cotenant.config import ModelSettings
-from cotenant.errors import FailedError, InvalidError, NotFoundError, UnavailableError
+from cotenant.errors import ConfigError, FailedError, InvalidError, NotFoundError, UnavailableError
 from tests.cli.program import alive, until, workers_of
 
 ROW = np.arange(16, dtype=np.float32).reshape(1, 16)
@@ -57,6 +57,18 @@ def test_serve_stock_clients_and_in_process_calls_get_responses() -> None:
         assert {entry.name: entry.state for entry in status.models}["identity"] == "READY"
         assert status.statistics["identity"].outcomes["served"] == 3
         assert set(server.deployment.offered) == {"identity", "lookup"}
+
+
+def test_second_server_leaves_the_event_log_of_the_first_alone(folder: Path) -> None:
+    log = folder / "events.jsonl"
+    log.write_text("of the run before\n")
+    settings = msgspec.structs.replace(cotenant.read_settings(folder / "serve.toml"), event_log=log)
+    with cotenant.serve(settings) as server:
+        with pytest.raises(ConfigError, match=r"events\.jsonl: another server writes this event log"):
+            cotenant.serve(settings).__enter__()
+        server.infer("identity", {"x": ROW})
+    replayed = cotenant.replay(log.read_bytes().splitlines())
+    assert (replayed.difference, replayed.outcomes) == ("", {("identity", "served"): 1})
 
 
 def test_serve_selected_models_serves_only_those() -> None:
