@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from cotenant.cli.loading import read_bytes
 from cotenant.cli.options import Json
-from cotenant.cli.output import console, show_json
+from cotenant.cli.output import aside, console, show_json
 from cotenant.control.event_log import replay as run
+from cotenant.errors import ConfigError
 
 
 def replay(
@@ -21,7 +22,7 @@ def replay(
     json: Json = False,
 ) -> None:
     """Replay an event log through a fresh dispatcher and a fresh controller, and compare their decisions."""
-    result = run(read_bytes(log).splitlines(), str(log))
+    result = run(_lines(log), str(log))
     outcomes = [
         {"model": model, "outcome": outcome, "count": count}
         for (model, outcome), count in sorted(result.outcomes.items())
@@ -51,3 +52,21 @@ def replay(
         console.print("decisions identical" if not result.difference else f"[red]differs[/] at {result.difference}")
     if result.difference:
         raise typer.Exit(1)
+
+
+def _lines(log: Path) -> Iterator[bytes]:
+    """Yield the lines of a log one by one: hours of it do not fit in memory. A full disk cuts off the last."""
+    try:
+        with log.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
+                else:
+                    aside.print(
+                        f"{log}: the last line was cut off, and is left out",
+                        markup=False,
+                        highlight=False,
+                        soft_wrap=True,
+                    )
+    except OSError as error:
+        raise ConfigError(f"{log}: cannot be read: {error.strerror}") from None

@@ -72,7 +72,11 @@ def test_serve_under_load_reports_status_and_replays(program: Program, folder: P
     assert ends["identity", "served"] == status["statistics"]["identity"]["outcomes"]["served"]
 
     log = (folder / "events.jsonl").read_text().splitlines(keepends=True)
-    (folder / "cut.jsonl").write_text("".join([*log[:3], log[3].rstrip("\n")[:-5]]))
+    cut = [*log[:3], log[3].rstrip("\n")[:-5]]
+    (folder / "cut.jsonl").write_text("".join(cut))  # as a full disk does
+    said = program("replay", "cut.jsonl", "--json")
+    assert json.loads(said.out)["identical"] and said.err == "cut.jsonl: the last line was cut off, and is left out\n"
+    (folder / "cut.jsonl").write_text("".join([*cut, "\n", *log[4:]]))
     assert program.refuses("replay", "cut.jsonl").startswith("cut.jsonl:4: not a line of an event log: ")
     (folder / "without.jsonl").write_text("".join([log[0], *log[2:]]))
     said = program("replay", "without.jsonl")
