@@ -24,11 +24,11 @@ from cotenant.app.reloader import Reloader
 from cotenant.app.repository_poller import RepositoryPoller, polling
 from cotenant.app.running_server import Addresses, RunningServer
 from cotenant.app.server_state import StateFile, kept, state_key, state_path
+from cotenant.app.settings import controller_options
 from cotenant.app.solver import BackgroundSolver
 from cotenant.app.startup import Prepare, prepare_deployment, telling
 from cotenant.backends import Backend
 from cotenant.config import Settings
-from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.rate_forecast import rate_forecast
 from cotenant.control.revision import MemoryPolicy
 from cotenant.errors import ConfigError
@@ -228,8 +228,7 @@ def _adaptation(
     def solver() -> Solver:
         return BackgroundSolver(planner)
 
-    controller = ControllerOptions(headroom=settings.headroom, forecast=settings.forecast)
-    return AdaptationOptions(solver=solver, controller=controller, corrections=corrections)
+    return AdaptationOptions(solver=solver, controller=controller_options(settings), corrections=corrections)
 
 
 def _kept(server: Server, builder: DeploymentBuilder) -> AbstractAsyncContextManager[None]:

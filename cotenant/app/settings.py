@@ -9,6 +9,7 @@ import msgspec
 
 from cotenant.config import Settings, read_settings
 from cotenant.config.settings import mirror_of
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.errors import ConfigError
 
 Source = Settings | Path | str | None
@@ -43,6 +44,11 @@ def settings_from(source: Source) -> Settings:
     else:
         return read_settings(source)
     return msgspec.structs.replace(read_settings(), **place, http_port=0, grpc_port=0, metrics_port=0)
+
+
+def controller_options(settings: Settings) -> ControllerOptions:
+    """Return how quickly the controller of a server with these settings follows."""
+    return ControllerOptions(headroom=settings.headroom, forecast=settings.forecast)
 
 
 def check_reloadable(current: Settings, wanted: Settings) -> None:

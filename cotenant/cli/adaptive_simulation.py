@@ -13,6 +13,7 @@ from rich.markup import escape
 from cotenant.cli.loading import write_file
 from cotenant.control.adaptation import Adopted, ControllerCommand, ControllerEvent, Roll, RollEnded, Solve
 from cotenant.control.controller_built import ControllerBuilt
+from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import Decision, decisions_since
 from cotenant.control.event_log import controller_line, header_line
 from cotenant.core.plan import Plan
@@ -53,11 +54,12 @@ def simulate_adaptive(
     seed: int,
     lend: bool,
     standbys: int = 0,
+    options: ControllerOptions,
     log: Path | None,
 ) -> AdaptiveRun:
-    """Simulate with the controller that a server has. lend: idle share of processors. log: file for what it heard and
-    said, for `cotenant replay`."""
-    built = ControllerBuilt.of(problem, plan)
+    """Simulate with the controller that a server has. lend: idle share of processors. options: of the controller. log:
+    file for what it heard and said, for `cotenant replay`."""
+    built = ControllerBuilt.of(problem, plan, options)
     controller = built.controller()
     lines = [header_line(built)]
     decisions: list[Decision] = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.loading import load_plan
+from cotenant.cli.loading import load_plan, load_settings
 from cotenant.cli.options import (
     Duration,
     Jobs,
@@ -109,6 +109,7 @@ def simulate(
         return
     failures = () if workload_file is None else read_failures(workload_file)
     if adapt:
+        from cotenant.app.settings import controller_options
         from cotenant.cli.adaptive_simulation import adaptive_view, decision_table, simulate_adaptive
         from cotenant.render.page import Section
 
@@ -121,6 +122,7 @@ def simulate(
             seed=seed,
             lend=lend,
             standbys=standby_workers,
+            options=controller_options(load_settings(settings)),
             log=event_log,
         )
         if json:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cotenant.app.settings import check_reloadable, settings_from
+from cotenant.app.settings import RELOADABLE, check_reloadable, settings_from
 from cotenant.config import read_settings
 from cotenant.errors import ConfigError
 
@@ -37,3 +38,10 @@ def test_check_reloadable_accepts_models_and_names_what_is_fixed(folder: Path) -
         ConfigError, match=r"cannot change while the server runs: warm_workers, grace; restart the server"
     ):
         check_reloadable(current, msgspec.structs.replace(current, warm_workers=7, grace=1.5, planner="elastic"))
+
+
+def test_guide_names_what_a_reload_may_change() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    paragraph = guide.partition("## Reload the configuration")[2].partition(" may change;")[0]
+    named = set(re.findall(r"`\[*(\w+)\]*`", paragraph.rpartition("request.")[2]))
+    assert named == RELOADABLE

@@ -53,6 +53,15 @@ rate = 20
     assert "plan again" in program(*command).out
 
 
+def test_simulate_with_the_controller_of_a_server_follows_as_quickly(program: Program, folder: Path) -> None:
+    with (folder / "serve.toml").open("a") as settings:
+        settings.write("[forecast]\nheadroom = 1.6\n")
+    command = ("simulate", "--settings", "serve.toml", "--duration", "1", "--adapt", "--event-log", "decisions.jsonl")
+    assert program(*command).code == 0
+    built = json.loads((folder / "decisions.jsonl").read_text().splitlines()[0])
+    assert built["options"]["headroom"] == 1.6
+
+
 def test_simulate_with_jobs_shows_what_they_get_and_what_they_cost(program: Program, folder: Path) -> None:
     jobs = """
 [[jobs]]
