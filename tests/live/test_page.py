@@ -121,6 +121,16 @@ def test_charts_have_ten_minutes_and_new_models_a_gap_before_them() -> None:
     asyncio.run(main())
 
 
+def test_alarm_of_an_slo_that_is_just_missed_does_not_say_that_it_is_met() -> None:
+    async def main() -> None:
+        async with watching() as watched:
+            watched.source.counts["a"].add(9896, refused=104)
+            watched.step()
+            assert watched.alarms()[0][1].startswith("a: 98.9 % within 50 ms in the last minute; 99 % is its SLO.")
+
+    asyncio.run(main())
+
+
 def test_partition_shows_what_each_model_took_of_the_last_minute() -> None:
     async def main() -> None:
         async with watching("a", "b", "c") as watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from cotenant.core.units import show_seconds
@@ -79,7 +80,9 @@ def _about_partition(each: PartitionView) -> Alarm | None:
 
 
 def _missed(model: ModelView, attainment: float, objective: float, slo: float) -> str:
-    met = f"{attainment * 100:.3g} % within {show_seconds(slo)} in the last minute; {objective * 100:.4g} % is its SLO."
+    # As the page's own script has it, which never rounds up: a missed SLO of 99 % reads as one.
+    percent = math.floor(attainment * 1000 + 1e-5) / 10
+    met = f"{percent:g} % within {show_seconds(slo)} in the last minute; {objective * 100:.5g} % is its SLO."
     why = f" {model.refused:.3g} requests/s rejected: {model.why}." if model.why else ""
     return f"{model.name}: {met}{why}"
 

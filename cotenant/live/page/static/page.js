@@ -105,7 +105,7 @@ function showModel(view) {
   const told = [view.state === "READY" ? "" : view.state.toLowerCase(), view.reason, view.why && view.health !== "good" && `rejected: ${view.why}`];
   setText(row.state, told.filter(Boolean).join(" · "));
   setText(row.attainment.value, percent(view.attainment));
-  setText(row.attainment.note, view.objective === null ? "" : ` SLO ${percent(view.objective)}`);
+  setText(row.attainment.note, view.objective === null ? "" : ` SLO ${percent(view.objective, 3)}`);
   setText(row.p50.value, seconds(view.p50));
   setText(row.p99.value, seconds(view.p99));
   setText(row.slo.value, seconds(view.slo));
