@@ -48,6 +48,8 @@ from cotenant.planners.rates import at_rates
 logger = logging.getLogger(__name__)
 
 PERIOD = 0.5  # seconds between two observations
+LATE = 2.0  # periods between two looks, beyond which the server stood still, or its machine did
+CATCHING_UP = 2  # further looks, until which requests are read that waited meanwhile: nobody offers as many in a second
 
 
 class Solver(Protocol):
@@ -104,7 +106,8 @@ class AdaptationDriver:
         self._running = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._observed_at = 0.0
+        self._observed_at = self._looked_at = 0.0
+        self._catching_up = 0  # looks to go
         self._bases: dict[int, int | None] = {}  # number of a `Solve` → the revision that it starts from
         self._rolls: dict[int, tuple[Roll, float]] = {}  # revision → its `Roll`, and when it began
         self._told: Decision | None = None  # the last decision that was logged
@@ -113,7 +116,7 @@ class AdaptationDriver:
         """Begin with the deployment in force. rates: requests/s that it was planned for, as in `Adopted`."""
         self._running = True
         self._rollouts.on_ended = self._rollout_ended
-        self._observed_at = self._clock()
+        self._observed_at = self._looked_at = self._clock()
         self._counter.take()
         self.feed(self._adopted(rates))
         self._timer = asyncio.get_running_loop().call_later(self._period, self._tick)
@@ -171,6 +174,13 @@ class AdaptationDriver:
 
     def _observe(self, foreign_load: float | None) -> None:
         now = self._clock()
+        late, self._looked_at = now - self._looked_at > LATE * self._period, now
+        if self._catching_up:
+            self._catching_up -= 1
+        elif late:
+            self._catching_up = CATCHING_UP
+        if self._catching_up:
+            return
         seconds, self._observed_at = now - self._observed_at, now
         if seconds <= 0:
             return

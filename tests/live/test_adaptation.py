@@ -330,6 +330,38 @@ def test_large_requests_count_by_their_rows(tmp_path: Path) -> None:
     run(main())
 
 
+def test_requests_that_waited_while_the_server_stood_still_are_no_rate_of_a_moment(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with adaptive(tmp_path, 10.0) as asking:
+            driver, fed = intercepted(asking.server)
+            assert driver._timer is not None
+            driver._timer.cancel()
+            await asyncio.gather(*driver._tasks)
+            now = driver._observed_at
+            driver._clock = lambda: now
+            answers: list[InferResponse | RequestError] = []
+
+            def look(seconds: float, requests: int) -> None:
+                nonlocal now
+                now += seconds
+                for _ in range(requests):
+                    asking.server.infer(InferRequest(model="identity", inputs=(floats(),)), answers.append)
+                driver._observe(None)
+
+            fed.clear()
+            for seconds, requests in ((0.5, 1), (20.0, 10), (0.5, 25), (0.5, 4), (0.5, 1)):
+                look(seconds, requests)
+            seen = [(each.seconds, each.offered) for each in fed if isinstance(each, Observed)]
+            assert seen == [(0.5, {"identity": 1}), (21.0, {"identity": 39}), (0.5, {"identity": 1})]
+            fed.clear()
+            for _ in range(6):  # it is never quick enough
+                look(2.0, 1)
+            assert [each.seconds for each in fed if isinstance(each, Observed)] == [6.0, 6.0]
+            await until(lambda: len(answers) == 47)
+
+    run(main())
+
+
 def test_command_that_fails_is_told_to_the_controller(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with adaptive(tmp_path, 10.0) as asking:
