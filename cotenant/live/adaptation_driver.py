@@ -108,6 +108,7 @@ class AdaptationDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._observed_at = self._looked_at = 0.0
         self._catching_up = 0  # looks to go
+        self._stood_still = False  # before the last observation
         self._bases: dict[int, int | None] = {}  # number of a `Solve` → the revision that it starts from
         self._rolls: dict[int, tuple[Roll, float]] = {}  # revision → its `Roll`, and when it began
         self._told: Decision | None = None  # the last decision that was logged
@@ -185,6 +186,10 @@ class AdaptationDriver:
         if seconds <= 0:
             return
         seen = self._counter.take(seconds, self.known.problem.rates)
+        # What took long meanwhile is no fault of the plan's; where the server hardly ever runs in time, it may be.
+        self._stood_still = seconds > LATE * self._period and not self._stood_still
+        if self._stood_still:
+            seen = msgspec.structs.replace(seen, latencies={}, stayed={}, within_target={})
         self.feed(msgspec.structs.replace(seen, foreign_load=foreign_load))
 
     # What it wants done

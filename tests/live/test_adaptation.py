@@ -353,11 +353,17 @@ def test_requests_that_waited_while_the_server_stood_still_are_no_rate_of_a_mome
                 look(seconds, requests)
             seen = [(each.seconds, each.offered) for each in fed if isinstance(each, Observed)]
             assert seen == [(0.5, {"identity": 1}), (21.0, {"identity": 39}), (0.5, {"identity": 1})]
+            await until(lambda: len(answers) == 41)
+            for seconds in (20.0, 0.5, 0.5):
+                look(seconds, 0)
+            late = fed[-1]
+            assert isinstance(late, Observed) and not (late.latencies or late.stayed or late.within_target)
             fed.clear()
             for _ in range(6):  # it is never quick enough
                 look(2.0, 1)
-            assert [each.seconds for each in fed if isinstance(each, Observed)] == [6.0, 6.0]
-            await until(lambda: len(answers) == 47)
+                await until(lambda: len(answers) == asking.server._driver.arrived["identity"])
+            often = [each for each in fed if isinstance(each, Observed)]
+            assert [each.seconds for each in often] == [6.0, 6.0] and often[0].stayed and not often[1].stayed
 
     run(main())
 
