@@ -17,6 +17,7 @@ from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import Decision, decisions_since
 from cotenant.control.event_log import controller_line, header_line
 from cotenant.core.plan import Plan
+from cotenant.core.units import show_count
 from cotenant.measure.report import Report
 from cotenant.planners import Problem
 from cotenant.planning.replan import Replanner
@@ -110,7 +111,7 @@ def adaptive_view(run: AdaptiveRun) -> RenderableType:
 
 def decision_table(run: AdaptiveRun) -> RenderableType:
     ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(run.rollouts.items())) or "none"
-    rows = table(f"decisions: {run.solves} plans; rollouts: {ended}", ">time", "decision", "reason")
+    rows = table(f"decisions: {show_count(run.solves, 'plan')}; rollouts: {ended}", ">time", "decision", "reason")
     for decision in run.decisions:
         rows.add_row(f"{decision.time:.1f} s", escape(decision.action), escape(decision.reason))
     return rows

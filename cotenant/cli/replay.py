@@ -12,6 +12,7 @@ import typer
 from cotenant.cli.options import Json
 from cotenant.cli.output import aside, console, show_json
 from cotenant.control.event_log import replay as run
+from cotenant.core.units import show_count
 from cotenant.errors import ConfigError
 
 
@@ -43,12 +44,13 @@ def replay(
             )
         )
     else:
-        console.print(f"{result.events} events in {result.seconds:.3f} s", highlight=False)
+        console.print(f"{show_count(result.events, 'event')} in {result.seconds:.3f} s", highlight=False)
         for row in outcomes:
             console.print(f"  {row['model']}: {row['count']} {row['outcome']}", highlight=False)
         if result.controller_events:
-            asked = f"planned {result.solves} times, rolled out {result.rolls} plans"
-            console.print(f"  controller: {result.controller_events} events, {asked}", highlight=False)
+            asked = f"asked for {show_count(result.solves, 'plan')}, rolled out {result.rolls}"
+            events = show_count(result.controller_events, "event")
+            console.print(f"  controller: {events}, {asked}", highlight=False)
         console.print("decisions identical" if not result.difference else f"[red]differs[/] at {result.difference}")
     if result.difference:
         raise typer.Exit(1)
