@@ -12,10 +12,11 @@ from rich.markup import escape
 
 from cotenant.cli.loading import write_file
 from cotenant.control.adaptation import Adopted, ControllerCommand, ControllerEvent, Roll, RollEnded, Solve
-from cotenant.control.controller_built import ControllerBuilt
+from cotenant.control.controller_built import ControllerBuilt, known_devices
 from cotenant.control.controller_options import ControllerOptions
 from cotenant.control.controller_status import Decision, decisions_since
 from cotenant.control.event_log import controller_line, header_line
+from cotenant.control.provider import DeviceProvider, FixedProvider
 from cotenant.core.plan import Plan
 from cotenant.core.units import show_count
 from cotenant.measure.report import Report
@@ -25,6 +26,7 @@ from cotenant.render.background_jobs import reported_jobs
 from cotenant.render.report import report_table
 from cotenant.render.table import table
 from cotenant.sim.adaptation import Adaptation
+from cotenant.sim.cloud import CloudKind, SimulatedCloud
 from cotenant.sim.run import simulate
 
 
@@ -58,9 +60,11 @@ def simulate_adaptive(
     options: ControllerOptions,
     log: Path | None,
 ) -> AdaptiveRun:
-    """Simulate with the controller that a server has. lend: idle share of processors. options: of the controller. log:
+    """Simulate with the controller that a server has; of a kind without a number there are as many devices as it asks
+    for, at once. lend: idle share of processors. options: of the controller. log:
     file for what it heard and said, for `cotenant replay`."""
-    built = ControllerBuilt.of(problem, plan, options)
+    provider = _provider(problem, plan, seed)
+    built = ControllerBuilt.of(problem, plan, options, provider.offers())
     controller = built.controller()
     lines = [header_line(built)]
     decisions: list[Decision] = []
@@ -81,7 +85,8 @@ def simulate_adaptive(
                 plans.append(adopted)
 
     rolled: list[Plan] = []
-    adaptation = Adaptation(controller=controller, solver=Replanner(problem, plan.planner), log=told)
+    solver = Replanner(problem, plan.planner)
+    adaptation = Adaptation(controller=controller, solver=solver, provider=provider, log=told)
     report = simulate(
         plan,
         problem,
@@ -102,6 +107,15 @@ def simulate_adaptive(
         devices=dict(Counter(device.kind for device in plans[-1].devices)),
         decisions=tuple(decisions),
     )
+
+
+def _provider(problem: Problem, plan: Plan, seed: int) -> DeviceProvider:
+    """Return where devices come from: as many as wanted where a kind has no number, else those that there are."""
+    there = known_devices(problem, plan)
+    if all(kind.count is not None for kind in problem.fleet):
+        return FixedProvider(there, used=there)
+    kinds = [CloudKind(kind=kind.name, price=kind.price or 0.0, quota=kind.count) for kind in problem.fleet]
+    return SimulatedCloud(kinds, seed=seed, used=there)
 
 
 def adaptive_view(run: AdaptiveRun) -> RenderableType:

@@ -53,6 +53,18 @@ rate = 20
     assert "plan again" in program(*command).out
 
 
+def test_simulate_with_a_controller_gives_as_many_devices_as_needed_where_none_are_counted(
+    program: Program, folder: Path
+) -> None:
+    text = (folder / "problem.toml").read_text()
+    (folder / "problem.toml").write_text(text.replace("count = 1\n", ""))
+    said = program("simulate", "problem.toml", "--duration", "30", "--adapt", "--scale", "12", "--json")
+    adaptation = json.loads(said.out)["adaptation"]
+    actions = [decision["action"] for decision in adaptation["decisions"]]
+    assert any(action.startswith("acquire ") for action in actions)
+    assert not any("cannot be had" in action for action in actions) and adaptation["devices"]["cpu"] >= 2
+
+
 def test_simulate_with_the_controller_of_a_server_follows_as_quickly(program: Program, folder: Path) -> None:
     with (folder / "serve.toml").open("a") as settings:
         settings.write("[forecast]\nheadroom = 1.6\n")
