@@ -461,4 +461,4 @@ def _not_up(lane: LaneId, reason: str) -> str:
 def _too_little_memory(shortage: str, never: bool) -> str:
     if never:
         return f"{shortage}; plan for fewer or smaller workers"
-    return f"{shortage}, old and new together; go there by a plan with fewer workers"
+    return f'{shortage}, old and new together; plan for fewer workers, or allow a gap by `rollout_memory = "gap"`'

@@ -314,7 +314,7 @@ def test_memory_that_does_not_hold_both_is_refused_before_anything_starts() -> N
     assert end_of(world, 2) == (
         "rejected",
         "d-0 has 4 GiB of memory, and its workers need 5 GiB, old and new together; "
-        "go there by a plan with fewer workers",
+        'plan for fewer workers, or allow a gap by `rollout_memory = "gap"`',
     )
     assert spawned(world) == []
     world.check_settled()

@@ -362,7 +362,7 @@ def test_simulate_old_and_new_workers_share_device_memory() -> None:
     assert changed(2 << 30).models
     refused = (
         r"^the plan cannot change after 1 s: cpu-0 has 1 GiB of memory, and its workers need 1\.56 GiB, old and new"
-        r" together; go there by a plan with fewer workers$"
+        r' together; plan for fewer workers, or allow a gap by `rollout_memory = "gap"`$'
     )
     with pytest.raises(PlanError, match=refused):
         changed(1 << 30)
