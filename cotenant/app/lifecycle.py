@@ -320,6 +320,8 @@ async def _opened(path: Path | None) -> AsyncIterator[BinaryIO | None]:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or the server is killed
             except BlockingIOError:
                 raise ConfigError(f"{path}: another server writes this event log; give this one another file") from None
+            except OSError as error:  # a file system without locks
+                logger.warning("%s: cannot be locked, so another server may write it too: %s", path, error.strerror)
             log.truncate(0)
         yield log
     finally:

@@ -61,8 +61,8 @@ def simulate_adaptive(
     log: Path | None,
 ) -> AdaptiveRun:
     """Simulate with the controller that a server has; of a kind without a number there are as many devices as it asks
-    for, at once. lend: idle share of processors. options: of the controller. log:
-    file for what it heard and said, for `cotenant replay`."""
+    for, at once. lend: idle share of processors. options: of the controller. log: file for what it heard and said, for
+    `cotenant replay`."""
     provider = _provider(problem, plan, seed)
     built = ControllerBuilt.of(problem, plan, options, provider.offers())
     controller = built.controller()
