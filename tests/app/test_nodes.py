@@ -183,7 +183,7 @@ def test_node_that_answers_late_joins(
 ) -> None:
     # Nothing is offered: after a cool-down one device would do, however late the other comes on a busy machine.
     patient = partial(ControllerOptions, cooldown=10 * PATIENCE)
-    monkeypatch.setattr("cotenant.app.lifecycle.ControllerOptions", patient)
+    monkeypatch.setattr("cotenant.app.settings.ControllerOptions", patient)
     one = start("one")
     two = start("two")
     two.end()
